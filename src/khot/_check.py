@@ -1,0 +1,130 @@
+"""Is the call legal? Shapes, dtypes and Python values; tensor values are never read here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def scores(x: Any, dim: int, name: str = "x") -> None:
+    """Raise unless `x` is a floating tensor that has the dimension `dim`."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"`{name}` must be a torch.Tensor; got {type(x).__name__}.")
+    if x.dtype not in FLOATS:
+        raise TypeError(
+            f"`{name}` must be float16, bfloat16, float32 or float64; got {x.dtype}. "
+            f"Convert it first, for example with `{name}.float()`."
+        )
+    if x.ndim == 0:
+        raise ValueError(f"`{name}` must have at least one dimension; got a 0-dimensional tensor.")
+    if type(dim) is not int:
+        raise TypeError(f"`dim` must be an int; got {type(dim).__name__}.")
+    if not -x.ndim <= dim < x.ndim:
+        raise IndexError(
+            f"`dim` must satisfy {-x.ndim} ≤ dim < {x.ndim} (`{name}` has {x.ndim} dimensions); got {dim}."
+        )
+
+
+def count(k: Any, x: Tensor, dim: int, *, integral: bool = False) -> None:
+    """Raise unless `k` is a number in [0, n] or a real tensor that broadcasts to the rows of `x`.
+
+    `integral` asks for a whole number too. What a tensor holds is not read: its bad rows become NaN.
+    """
+    n = x.shape[dim]
+    if isinstance(k, Tensor):
+        if k.dtype == torch.bool or k.is_complex():
+            raise TypeError(f"`k` must be an integer or floating tensor; got {k.dtype}.")
+        _per_row("k", k, x, dim)
+        return
+    _number("k", k)
+    if not 0 <= k <= n:
+        raise ValueError(f"`k` must satisfy 0 ≤ k ≤ {n} (size of dim {dim}); got {k}.")
+    if integral and int(k) != k:
+        raise ValueError(f"`k` must be a whole number, because a hard selection has no fractions; got {k}.")
+
+
+def temperature(value: Any, x: Tensor, dim: int) -> None:
+    """Raise unless `value` is a positive number or a floating tensor that broadcasts to the rows of `x`."""
+    if isinstance(value, Tensor):
+        if not value.is_floating_point():
+            raise TypeError(f"`temperature` must be a floating tensor; got {value.dtype}.")
+        _per_row("temperature", value, x, dim)
+        return
+    positive("temperature", value)
+
+
+def positive(name: str, value: Any) -> None:
+    """Raise if `value` is neither a tensor nor a number > 0."""
+    if isinstance(value, Tensor):
+        return
+    _number(name, value)
+    if not value > 0:
+        raise ValueError(f"`{name}` must be > 0; got {value}. For the limit 0, use `khot.hard_topk`.")
+
+
+def mask(value: Any, x: Tensor) -> None:
+    """Raise unless `value` is None or a boolean tensor that broadcasts to the shape of `x`."""
+    if value is None:
+        return
+    if not isinstance(value, Tensor):
+        raise TypeError(f"`mask` must be a boolean torch.Tensor or None; got {type(value).__name__}.")
+    if value.dtype != torch.bool:
+        raise TypeError(f"`mask` must be boolean (True = may be chosen); got {value.dtype}. Use `mask.bool()`.")
+    _broadcasts("mask", value, tuple(x.shape), "the shape of `x`")
+    same_device("mask", value, x)
+
+
+def same_shape(name: str, value: Any, x: Tensor, x_name: str) -> None:
+    """Raise unless `value` is a tensor with the shape and device of `x`."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"`{name}` must be a torch.Tensor; got {type(value).__name__}.")
+    if value.shape != x.shape:
+        raise ValueError(
+            f"`{name}` must have the shape of `{x_name}`, {tuple(x.shape)}; got {tuple(value.shape)}."
+        )
+    same_device(name, value, x, x_name)
+
+
+def same_device(name: str, value: Tensor, x: Tensor, x_name: str = "x") -> None:
+    """Raise unless `value` lies where `x` lies."""
+    if value.device != x.device:
+        raise ValueError(
+            f"`{name}` must be on the device of `{x_name}`, {x.device}; got {value.device}. "
+            f"Use `{name}.to({x_name}.device)`."
+        )
+
+
+def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    """Raise unless `value` is one of the allowed words."""
+    if value not in allowed:
+        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, allowed))}; got {value!r}.")
+
+
+def _number(name: str, value: Any) -> None:
+    # bool is an int to Python, but k=True is always a mistake; numpy's scalars count as numbers.
+    if isinstance(value, bool) or not (isinstance(value, (int, float)) or _numpy_number(value)):
+        raise TypeError(f"`{name}` must be a number or a torch.Tensor; got {type(value).__name__}.")
+
+
+def _numpy_number(value: Any) -> bool:
+    return hasattr(value, "dtype") and getattr(value, "ndim", None) == 0 and value.dtype.kind in "iuf"
+
+
+def _per_row(name: str, value: Tensor, x: Tensor, dim: int) -> None:
+    dim %= x.ndim
+    rows = tuple(x.shape[:dim]) + tuple(x.shape[dim + 1 :])
+    _broadcasts(name, value, rows, f"the batch shape (the shape of `x` without dim {dim})")
+    same_device(name, value, x)
+
+
+def _broadcasts(name: str, value: Tensor, shape: tuple[int, ...], what: str) -> None:
+    got = tuple(value.shape)
+    fits = len(got) <= len(shape) and all(
+        a == 1 or a == b for a, b in zip(got[::-1], shape[::-1], strict=False)
+    )
+    if not fits:
+        raise ValueError(f"`{name}` must broadcast to {what}, {shape}; got {got}.")

@@ -1,0 +1,1 @@
+"""Numbers on the last dim: sums, roots, selection. No argument checks, no autograd."""

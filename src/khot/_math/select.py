@@ -1,0 +1,22 @@
+"""Hard selection on the last dim."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def k_hot(x: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+    """Ones at the k greatest scores of each row, ties by lowest index; (…, n) of x's dtype.
+
+    A row is NaN if it holds NaN, if its k is not a whole number, or if k is negative or more than the allowed scores.
+    """
+    if mask is not None:
+        x = x.masked_fill(~mask, -torch.inf)
+    k = k.unsqueeze(-1)
+    order = x.argsort(dim=-1, descending=True, stable=True)
+    places = torch.arange(x.shape[-1], device=x.device).expand(x.shape)
+    rank = torch.empty_like(order).scatter(-1, order, places)
+    allowed = (x > -torch.inf).sum(-1, keepdim=True)
+    possible = (k >= 0) & (k <= allowed) & (k == k.floor()) & ~x.isnan().any(-1, keepdim=True)
+    return torch.where(possible, (rank < k).to(x.dtype), torch.nan)

@@ -1,0 +1,96 @@
+"""Constraints for torch.distributions: where soft and hard k-hot tensors live."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.distributions import constraints, transforms
+from torch.distributions.constraint_registry import transform_to
+
+from .relaxations._threshold import sigmoid_topk
+
+
+class capped_simplex(constraints.Constraint):
+    """Δ_k: entries in [0, 1] that sum to `k` over the last dim, within 1e-6·max(k, 1).
+
+    `torch.distributions.transform_to(capped_simplex(k))` is σ_k: unconstrained scores to a point of Δ_k.
+
+    Args:
+        k: a number, or a tensor of the batch shape.
+
+    Example:
+        >>> capped_simplex(2).check(torch.tensor([[1.0, 0.75, 0.25], [1.0, 1.0, 1.0]]))
+        tensor([ True, False])
+    """
+
+    event_dim = 1
+
+    def __init__(self, k: float | Tensor) -> None:
+        self.k = k
+        super().__init__()
+
+    def check(self, value: Tensor) -> Tensor:
+        k = torch.as_tensor(self.k, device=value.device)
+        total = value.sum(-1, dtype=torch.float64)
+        in_range = ((value >= 0) & (value <= 1)).all(-1)
+        return in_range & ((total - k).abs() <= 1e-6 * k.clamp(min=1))
+
+    def __repr__(self) -> str:
+        return f"capped_simplex(k={self.k})"
+
+
+class k_hot(constraints.Constraint):
+    """Corners of Δ_k: entries 0 or 1, exactly `k` ones over the last dim.
+
+    Args:
+        k: a whole number, or a tensor of the batch shape.
+
+    Example:
+        >>> k_hot(2).check(torch.tensor([[1.0, 0.0, 1.0], [1.0, 0.5, 0.5]]))
+        tensor([ True, False])
+    """
+
+    is_discrete = True
+    event_dim = 1
+
+    def __init__(self, k: int | Tensor) -> None:
+        self.k = k
+        super().__init__()
+
+    def check(self, value: Tensor) -> Tensor:
+        k = torch.as_tensor(self.k, device=value.device)
+        return ((value == 0) | (value == 1)).all(-1) & (value.sum(-1, dtype=torch.float64) == k)
+
+    def __repr__(self) -> str:
+        return f"k_hot(k={self.k})"
+
+
+class SigmoidTopKTransform(transforms.Transform):
+    """Scores → Δ_k by σ_k; the inverse is the logit, up to a constant that σ_k ignores."""
+
+    domain = constraints.real_vector
+    bijective = False
+
+    def __init__(self, k: float | Tensor, cache_size: int = 0) -> None:
+        self.k = k
+        super().__init__(cache_size=cache_size)
+
+    @property
+    def codomain(self) -> capped_simplex:  # type: ignore[override]  # torch types it as an attribute
+        return capped_simplex(self.k)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SigmoidTopKTransform) and bool(torch.all(torch.eq(*map(torch.as_tensor, (self.k, other.k)))))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _call(self, x: Tensor) -> Tensor:
+        return sigmoid_topk(x, self.k)
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        return torch.logit(y)
+
+
+@transform_to.register(capped_simplex)
+def _transform_to_capped_simplex(constraint: capped_simplex) -> SigmoidTopKTransform:
+    return SigmoidTopKTransform(constraint.k)

@@ -1,0 +1,3 @@
+"""Modules."""
+
+from ._sigmoid_topk import SigmoidTopK as SigmoidTopK

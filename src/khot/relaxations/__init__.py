@@ -1,0 +1,1 @@
+"""The public (x, k) → k-hot functions."""

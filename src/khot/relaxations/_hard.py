@@ -1,0 +1,55 @@
+"""The hard end of the family."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .. import _check, _shape
+from .._math import select
+
+
+def hard_topk(x: Tensor, k: int | Tensor, *, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+    """Hard top-k: exactly k ones at the greatest scores, ties by lowest index.
+
+    `argmax_{y ∈ {0,1}ⁿ, Σy = k} ⟨x, y⟩`.
+
+    Args:
+        x: scores, (…, n) with n at `dim`. −inf is never chosen.
+        k: how many, a whole number 0 ≤ k ≤ n, or a tensor that broadcasts to the shape of `x` without `dim`.
+        dim: the dimension to choose along.
+        mask: boolean, broadcasts to `x`; True = may be chosen.
+
+    Returns:
+        A tensor like `x` of zeros and ones, without a gradient (see `straight_through`). Tensor values are not read on
+        the host: a row that cannot be satisfied (k out of range or not whole, too few allowed entries, NaN in `x`) is
+        NaN, and that row only. O(n log n).
+
+    Example:
+        >>> hard_topk(torch.tensor([0.3, 0.9, 0.3, 0.1]), 2)
+        tensor([1., 1., 0., 0.])
+    """
+    _check.scores(x, dim)
+    _check.count(k, x, dim, integral=True)
+    _check.mask(mask, x)
+    rows = _shape.to_rows(x.detach(), k, 1.0, mask, dim, x.dtype)
+    return _shape.from_rows(select.k_hot(rows.x, rows.k, rows.mask), dim, x.dtype)
+
+
+def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
+    """The value of `hard` with the gradient of `soft`.
+
+    Args:
+        hard: any shape; its own gradient is dropped.
+        soft: like `hard`.
+
+    Returns:
+        A tensor equal to `hard` to the last bit, whose derivatives are those of `soft`.
+
+    Example:
+        >>> x = torch.tensor([2.0, 1.0, 0.0], requires_grad=True)
+        >>> straight_through(hard_topk(x, 1), sigmoid_topk(x, 1))
+        tensor([1., 0., 0.], grad_fn=<AddBackward0>)
+    """
+    _check.scores(soft, -1, "soft")
+    _check.same_shape("hard", hard, soft, "soft")
+    return hard.detach().to(soft.dtype) + (soft - soft.detach())
