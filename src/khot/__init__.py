@@ -10,3 +10,12 @@ from .relaxations._threshold import khot_cross_entropy as khot_cross_entropy
 from .relaxations._threshold import log_sigmoid_topk as log_sigmoid_topk
 from .relaxations._threshold import sigmoid_topk as sigmoid_topk
 from .relaxations._threshold import threshold as threshold
+
+__all__ = [
+    "hard_topk",
+    "khot_cross_entropy",
+    "log_sigmoid_topk",
+    "sigmoid_topk",
+    "straight_through",
+    "threshold",
+]

@@ -83,9 +83,7 @@ def same_shape(name: str, value: Any, x: Tensor, x_name: str) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"`{name}` must be a torch.Tensor; got {type(value).__name__}.")
     if value.shape != x.shape:
-        raise ValueError(
-            f"`{name}` must have the shape of `{x_name}`, {tuple(x.shape)}; got {tuple(value.shape)}."
-        )
+        raise ValueError(f"`{name}` must have the shape of `{x_name}`, {tuple(x.shape)}; got {tuple(value.shape)}.")
     same_device(name, value, x, x_name)
 
 
@@ -123,8 +121,6 @@ def _per_row(name: str, value: Tensor, x: Tensor, dim: int) -> None:
 
 def _broadcasts(name: str, value: Tensor, shape: tuple[int, ...], what: str) -> None:
     got = tuple(value.shape)
-    fits = len(got) <= len(shape) and all(
-        a == 1 or a == b for a, b in zip(got[::-1], shape[::-1], strict=False)
-    )
+    fits = len(got) <= len(shape) and all(a == 1 or a == b for a, b in zip(got[::-1], shape[::-1], strict=False))
     if not fits:
         raise ValueError(f"`{name}` must broadcast to {what}, {shape}; got {got}.")

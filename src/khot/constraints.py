@@ -80,7 +80,9 @@ class SigmoidTopKTransform(transforms.Transform):
         return capped_simplex(self.k)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SigmoidTopKTransform) and bool(torch.all(torch.eq(*map(torch.as_tensor, (self.k, other.k)))))
+        return isinstance(other, SigmoidTopKTransform) and bool(
+            torch.all(torch.eq(*map(torch.as_tensor, (self.k, other.k))))
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -91,6 +93,4 @@ class SigmoidTopKTransform(transforms.Transform):
         return torch.logit(y)
 
 
-@transform_to.register(capped_simplex)
-def _transform_to_capped_simplex(constraint: capped_simplex) -> SigmoidTopKTransform:
-    return SigmoidTopKTransform(constraint.k)
+transform_to.register(capped_simplex, lambda constraint: SigmoidTopKTransform(constraint.k))

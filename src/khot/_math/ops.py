@@ -44,5 +44,5 @@ def _register(name: str, kernel: Callable[..., Tensor]) -> None:
 _register("sigmoid_topk", sigmoid.topk)
 _register("sigmoid_margin", sigmoid.margin)
 
-sigmoid_topk = torch.ops.khot.sigmoid_topk.default
-sigmoid_margin = torch.ops.khot.sigmoid_margin.default
+sigmoid_topk: Callable[..., Tensor] = torch.ops.khot.sigmoid_topk.default
+sigmoid_margin: Callable[..., Tensor] = torch.ops.khot.sigmoid_margin.default

@@ -96,7 +96,7 @@ def find_root(
         share = (excess_low / (excess_low - excess_high)).clamp(1e-3, 1 - 1e-3) if i % 2 else 0.5
         divided = _divide(low, high, share, temperature, dtype)
         moved = _where(is_safe, Point(point.anchor, point.shift + newton), divided)
-        last_step = torch.where(is_safe, newton.abs(), width / 2)
+        last_step = torch.where(is_safe, newton.abs(), torch.inf)
         point = _where(done, point, _nearest(moved, temperature, dtype, bounds))
         residual = evaluate(point)
     return point

@@ -4,8 +4,9 @@ With N the number of scores above τ, Σ σ(z) = k says that two sums of small n
 
     Σ_{z≤0} σ(z) + (N − k)⁺  =  Σ_{z>0} σ(−z) + (N − k)⁻
 
-Neither side subtracts, so saturated rows keep all their digits; and ρ = log(left) − log(right) is nearly linear in τ even
-where Σ σ(z) − k is flat, so that Newton's method crosses a plateau, in which every p is 0 or 1 to machine precision, in one step.
+Neither side subtracts, so saturated rows keep all their digits; and ρ = log(left) − log(right) is nearly linear in τ
+even where Σ σ(z) − k is flat, so that Newton's method crosses a plateau, where every p is 0 or 1 to machine precision,
+in one step.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from .sums import row_sum
 
 SAMPLE = 8192  # a row four times as long is first solved on about this many of its scores
 MAX_STEPS = 1000  # no input needs as many; a bound all the same, because a loop has one
-FIXED_STEPS = {torch.float32: 56, torch.float64: 64}  # without early stopping: what the robustness grid needs, and half again
+FIXED_STEPS = {
+    torch.float32: 56,
+    torch.float64: 64,
+}  # without early stopping: what the robustness grid needs, and half again
 
 
 def topk(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, *, early_stop: bool) -> Tensor:
@@ -53,9 +57,9 @@ class Root(NamedTuple):
     """The solved rows."""
 
     x: Tensor
-    """(…, n) the scores solved for: masked entries are −inf; if more than k were +inf, those are 0 and the rest −inf."""
+    """(…, n) the scores solved for: −inf where masked; if more than k were +inf, those are 0 and the rest −inf."""
     point: Point
-    """The threshold; its shift is +inf where nothing is left to choose, −inf where all is chosen, NaN where nothing fits."""
+    """The threshold; its shift is +inf where none is left to choose, −inf where all are chosen, NaN where none fits."""
     regular: Tensor
     """(…, 1) bool, the rows with a finite threshold."""
     tails: _Tails
@@ -125,7 +129,8 @@ class _Tails:
         upper_slope = (upper - upper_squares).clamp(upper / 2, upper)
         lower_slope = (lower - (squares - upper_squares)).clamp(lower / 2, lower)
 
-        left, right = lower + excess.clamp(min=0), upper + (-excess).clamp(min=0)
+        over, under = excess.clamp(min=0), (-excess).clamp(min=0)
+        left, right = lower + over, upper + under
         log_left, log_right = left.log(), right.log()
         slope_left, slope_right = lower_slope / left, upper_slope / right
         # Where a sum underflows, σ(z) = e^z to all digits.
@@ -133,8 +138,10 @@ class _Tails:
         deep_left, deep_right = left < info.tiny / info.eps, right < info.tiny / info.eps
         if not self.early_stop or bool((deep_left | deep_right).any()):
             above = self.above > 0
-            log_left = torch.where(deep_left, _log_sum_exp(z.masked_fill(above, -torch.inf)), log_left)
-            log_right = torch.where(deep_right, _log_sum_exp(-z.masked_fill(~above, torch.inf)), log_right)
+            log_lower = z.masked_fill(above, -torch.inf).to(over.dtype).logsumexp(-1, keepdim=True)
+            log_upper = (-z).masked_fill(~above, -torch.inf).to(over.dtype).logsumexp(-1, keepdim=True)
+            log_left = torch.where(deep_left, torch.logaddexp(log_lower, over.log()), log_left)
+            log_right = torch.where(deep_right, torch.logaddexp(log_upper, under.log()), log_right)
             slope_left = torch.where(deep_left, 1.0, slope_left)
             slope_right = torch.where(deep_right, 1.0, slope_right)
         # σ(z) carries about |z| roundings of z, and −log of the sum is about the |z| that counts.
@@ -146,14 +153,10 @@ class _Tails:
         return (self.above - self.tail).abs_()
 
 
-def _log_sum_exp(z: Tensor) -> Tensor:
-    return z.to(torch.float64).logsumexp(-1, keepdim=True)
-
-
 def _survey(x: Tensor, k: Tensor, early_stop: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The scores, their least and greatest finite one, the number of finite ones and that of +inf; the last four (…, 1).
+    """The scores, their least and greatest finite one, the number of finite ones and that of +inf.
 
-    The number of finite ones is NaN in a row that holds NaN.
+    All but the scores are (…, 1) float64. The number of finite ones is NaN in a row that holds NaN.
     """
     low, high = x.amin(-1, keepdim=True).to(k.dtype), x.amax(-1, keepdim=True).to(k.dtype)
     if early_stop and bool((low.isfinite() & high.isfinite()).all()):
@@ -197,4 +200,3 @@ def _start(
     threshold = center + radius * mean - logit * (temperature.square() + math.pi / 8 * variance).sqrt()
     threshold = torch.where(threshold.isfinite(), threshold, center)
     return Point(center, (threshold - center) / temperature)
-

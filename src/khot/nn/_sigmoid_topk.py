@@ -23,7 +23,7 @@ class SigmoidTopK(nn.Module):
     Example:
         >>> layer = SigmoidTopK(2, temperature=0.5)
         >>> layer(torch.tensor([[2.0, 1.0, 0.0]]))
-        tensor([[0.9464, 0.7051, 0.3485]])
+        tensor([[0.9573, 0.7519, 0.2909]])
     """
 
     temperature: Tensor

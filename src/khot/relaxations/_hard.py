@@ -8,7 +8,7 @@ from .. import _check, _shape
 from .._math import select
 
 
-def hard_topk(x: Tensor, k: int | Tensor, *, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+def hard_topk(x: Tensor, k: float | Tensor, *, dim: int = -1, mask: Tensor | None = None) -> Tensor:
     """Hard top-k: exactly k ones at the greatest scores, ties by lowest index.
 
     `argmax_{y ∈ {0,1}ⁿ, Σy = k} ⟨x, y⟩`.

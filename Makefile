@@ -1,0 +1,50 @@
+# make run | test | lint | docs | figures | grid | clean
+# One virtual environment, .venv, with khot installed editable; each target installs the extras it needs, once.
+
+PYTHON ?= python3
+# The version CI runs on; a plain `torch` would bring CUDA along on Linux. Override for a GPU: make TORCH=torch run
+TORCH ?= torch==2.13.0
+BIN := .venv/bin
+stamp = .venv/.installed-$(1)
+
+.PHONY: run test lint docs doctest figures grid clean
+.DELETE_ON_ERROR:
+
+run: $(call stamp,run)
+	$(BIN)/khot tour --out out/tour.png
+
+test: $(call stamp,test)
+	$(BIN)/pytest -n 2
+
+lint: $(call stamp,lint)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+doctest: $(call stamp,test)
+	$(BIN)/pytest --doctest-modules src --doctest-glob='*.md' README.md docs
+
+docs: $(call stamp,docs)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+figures: $(call stamp,docs)
+	$(BIN)/python docs/make_figures.py
+
+grid: $(call stamp,test)
+	$(BIN)/python benchmarks/grid.py
+
+clean:
+	rm -rf .venv site out
+
+.venv/bin/pip:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "khot needs Python 3.11 or newer")'
+	$(PYTHON) -m venv .venv
+
+# torch first and pinned, so that no extra pulls another build in.
+$(call stamp,run) $(call stamp,test) $(call stamp,lint) $(call stamp,docs): $(call stamp,%): pyproject.toml | .venv/bin/pip
+	$(BIN)/pip install --quiet "$(TORCH)" numpy
+	$(BIN)/pip install --quiet --editable ".[$(if $(filter run,$*),cli$(,)plot,$*)]"
+	@touch $@
+
+, := ,

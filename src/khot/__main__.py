@@ -1,0 +1,5 @@
+"""`python -m khot` is the command `khot`."""
+
+from .cli import main
+
+main()

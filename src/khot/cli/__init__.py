@@ -1,0 +1,14 @@
+"""The command line. Nothing imports it; it alone prints."""
+
+import sys
+
+
+def main() -> None:
+    """Run the command `khot`."""
+    try:
+        from ._app import app
+    except ModuleNotFoundError as missing:
+        if missing.name not in ("typer", "rich"):
+            raise
+        sys.exit(f"The command line needs {missing.name}: install it with pip install 'khot[cli]'.")
+    app()

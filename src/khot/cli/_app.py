@@ -1,0 +1,42 @@
+"""The commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .._version import __version__
+from . import _tour
+
+app = typer.Typer(
+    name="khot",
+    help="Everything softmax does for one-hot, done for k-hot: differentiable and stochastic top-k for PyTorch.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"khot {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say it and stop.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def tour(
+    out: Annotated[Path, typer.Option(help="Where to save the picture (needs khot[plot]).")] = Path("out/tour.png"),
+) -> None:
+    """A short tour of σ_k: five lines of code, a table over temperatures, a picture."""
+    _tour.run(out)

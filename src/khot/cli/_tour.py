@@ -1,0 +1,80 @@
+"""`khot tour`: σ_k in a terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+from torch import Tensor
+
+from ..relaxations._hard import hard_topk
+from ..relaxations._threshold import sigmoid_topk, threshold
+
+EXAMPLE = """\
+import torch, khot
+
+x = torch.tensor([2.0, 1.0, 0.6, 0.0, -0.5, -1.5], requires_grad=True)
+p = khot.sigmoid_topk(x, 2)      # soft 2-hot: in [0, 1], sums to 2
+p[2].backward()                  # and every score gets a gradient
+"""
+SCORES = (2.0, 1.0, 0.6, 0.0, -0.5, -1.5)
+TEMPERATURES = (0.01, 0.1, 0.3, 1.0, 3.0, 100.0)
+
+
+def run(out: Path) -> None:
+    """Print the tour and save its picture to `out`."""
+    console = Console()
+    x = torch.tensor(SCORES, requires_grad=True)
+    p = sigmoid_topk(x, 2)
+    (gradient,) = torch.autograd.grad(p[2], x)
+
+    console.print("\n[bold]σ_k, the sigmoid top-k[/bold]: everything softmax does for one-hot, done for k-hot\n")
+    console.print(Syntax(EXAMPLE, "python", background_color="default"))
+    console.print(f"   p      = {_numbers(p)}   sum = {p.sum():.6f}")
+    console.print(f"   x.grad = {_numbers(gradient)}   sum = {gradient.sum():+.6f}\n")
+    console.print(_table(x.detach()))
+    console.print("Small T is hard top-k, large T is k/n; every row sums to 2. The scores need no sorting.\n")
+    try:
+        _save_picture(out)
+    except ModuleNotFoundError as missing:
+        if missing.name != "matplotlib":
+            raise
+        console.print("No picture: it needs matplotlib, pip install 'khot[plot]'.")
+    else:
+        console.print(f"Picture: [bold]{out}[/bold]")
+    console.print("Next: the README's example, docs/sigmoid-topk.md, and help(khot.sigmoid_topk).\n")
+
+
+def _table(x: Tensor) -> Table:
+    table = Table("T", *(f"x = {value:g}" for value in SCORES), "sum", "τ", title="σ_2(x) by temperature")
+    for temperature in TEMPERATURES:
+        p = sigmoid_topk(x, 2, temperature=temperature)
+        tau = threshold(x, 2, temperature=temperature)
+        table.add_row(f"{temperature:g}", *(f"{v:.4f}" for v in p.tolist()), f"{p.sum():.4f}", f"{tau:.3f}")
+    hard = hard_topk(x, 2)
+    table.add_row("hard", *(f"{v:.0f}" for v in hard.tolist()), f"{hard.sum():.0f}", "", style="dim")
+    return table
+
+
+def _save_picture(out: Path) -> None:
+    from matplotlib.figure import Figure
+
+    x = torch.tensor(SCORES)
+    temperatures = torch.logspace(-2, 2, 200)
+    p = sigmoid_topk(x.expand(200, -1), 2, temperature=temperatures)
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for score, curve in zip(SCORES, p.T, strict=True):
+        axes.plot(temperatures, curve, label=f"{score:g}", linewidth=2)
+    axes.axhline(2 / len(SCORES), color="0.6", linestyle=":", zorder=0)
+    axes.set(xscale="log", xlabel="temperature T", ylabel="σ₂(x/T)", title="From hard top-2 to k/n = 1/3")
+    axes.legend(title="score", loc="center right", frameon=False)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, dpi=150)
+
+
+def _numbers(values: Tensor) -> str:
+    return "[" + " ".join(f"{v:+.4f}" for v in values.tolist()) + "]"

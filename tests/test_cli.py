@@ -1,0 +1,28 @@
+import subprocess
+import sys
+
+from typer.testing import CliRunner
+
+import khot
+from khot.cli._app import app
+
+
+def test_tour_prints_a_table_and_saves_a_picture(tmp_path):
+    picture = tmp_path / "deep" / "tour.png"
+    result = CliRunner().invoke(app, ["tour", "--out", str(picture)])
+    assert result.exit_code == 0
+    assert "σ_2(x) by temperature" in result.output
+    assert "sum = 2.000000" in result.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_module_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "khot", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"khot {khot.__version__}\n"
+
+
+def test_missing_extra_is_named():
+    code = "import sys; sys.modules['typer'] = None; import khot.cli; khot.cli.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.strip() == "The command line needs typer: install it with pip install 'khot[cli]'."

@@ -1,0 +1,52 @@
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+import khot
+
+PUBLIC = {
+    "khot": {"hard_topk", "khot_cross_entropy", "log_sigmoid_topk", "sigmoid_topk", "straight_through", "threshold"},
+    "khot.nn": {"SigmoidTopK"},
+    "khot.constraints": {"capped_simplex", "k_hot"},
+    "khot.testing": {"check_relaxation"},
+}
+ROOMS = {"constraints", "nn", "relaxations", "testing"}
+
+
+def test_public_names():
+    public = {name for name in vars(khot) if not name.startswith("_")}
+    assert public - ROOMS == PUBLIC["khot"] == set(khot.__all__)
+    for room in ("nn", "testing"):
+        module = getattr(khot, room)
+        assert {n for n, v in vars(module).items() if not n.startswith("_") and callable(v)} == PUBLIC[f"khot.{room}"]
+
+
+def test_every_public_function_says_its_shapes_and_has_an_example():
+    for name in PUBLIC["khot"]:
+        text = getattr(khot, name).__doc__
+        assert ">>>" in text, name
+        assert re.search(r"\(…, n\)|any shape|as for `sigmoid_topk`", text), name
+
+
+def test_import_is_light():
+    """Nothing heavier than torch and numpy: what khot adds to the modules that torch and numpy load is khot."""
+    code = (
+        "import sys, torch, numpy; before = set(sys.modules); import khot; "
+        "print(*sorted({m.partition('.')[0] for m in set(sys.modules) - before}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    added = set(done.stdout.split()) - {"torch", "numpy"} - set(sys.stdlib_module_names)
+    assert added == {"khot"}
+    assert done.stderr == ""
+
+
+def test_is_typed():
+    assert (Path(khot.__file__).parent / "py.typed").exists()
+
+
+def test_version():
+    assert re.fullmatch(r"\d+\.\d+\.\d+", khot.__version__)
+    assert torch.__version__ >= "2.6"
