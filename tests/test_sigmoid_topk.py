@@ -3,7 +3,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from cases import DISTRIBUTIONS, RELAXATIONS, TEMPERATURES, counts, exact, scores
+from cases import RELAXATIONS, scores
+from grid import DISTRIBUTIONS, TEMPERATURES, counts, reference
+from grid import scores as grid_scores
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,7 +43,7 @@ def assert_solved(p, x, k, temperature):
     error = abs(math.fsum(p.double().tolist()) - k) / max(k, 1)
     if p.dtype == torch.float32:
         assert error <= 1e-6
-        assert np.abs(p.numpy() - exact(x, k, temperature)).max() <= 1e-6
+        assert np.abs(p.numpy() - reference(x.double().numpy(), k, temperature)[0]).max() <= 1e-6
     else:
         assert error <= (1e-12 if float(x.abs().max()) / temperature <= 100 else 1e-9)
 
@@ -139,6 +141,19 @@ def test_scores_at_the_end_of_the_range(dtype):
         p = khot.sigmoid_topk(x, k)
         assert bool(p.isfinite().all())
         assert p.double().sum().item() == pytest.approx(k, abs=1e-6)
+
+
+def test_fixed_steps_at_a_million_scores_of_two_kinds():
+    """A division that was always the line's zero, never the middle, needed a hundred steps here."""
+    x = scores("bimodal", 10**6, torch.float32)
+    p = sigmoid.topk(x, torch.tensor(5e5).double(), torch.tensor(1e-3).double(), None, early_stop=False)
+    assert p.double().sum().item() == pytest.approx(5e5, rel=1e-6)
+
+
+def test_rounding_that_all_entries_share_does_not_add_up():
+    """Far from the threshold all margins round alike; the sum was off by 1.2e-6."""
+    x = grid_scores("offset", 16384, torch.Generator().manual_seed(24)).float()
+    assert khot.sigmoid_topk(x, 1).double().sum().item() == pytest.approx(1, abs=3e-7)
 
 
 def test_tiny_counts():

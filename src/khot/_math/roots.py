@@ -55,7 +55,8 @@ def find_root(
 
     A Newton step is taken when it stays in the bracket and is at most half as long as the step before; otherwise the
     bracket is divided, in turn in the middle and where a straight line through Σ F − k would vanish. A row is done when
-    ρ **as summed at its own point** is within rounding, never because a step was short.
+    ρ **as summed at its own point** is within rounding, or when its bracket has no room left; never because a step was
+    short.
 
     Args:
         evaluate: gives the residual at a point.
@@ -75,8 +76,9 @@ def find_root(
     inside = Point(start.anchor, start.shift + torch.zeros_like(to_low).clamp(to_low, to_high))
     point = _nearest(inside, temperature, dtype, bounds)
     last_step = torch.full_like(start.shift, torch.inf)
+    halve = torch.ones_like(active)  # how a row's next division goes
     residual = evaluate(point)
-    for i in range(steps):
+    for _ in range(steps):
         above = residual.ratio > 0  # the root lies above this point
         low, high = _where(above, point, low), _where(above, high, point)
         excess_low = torch.where(above, residual.excess, excess_low)
@@ -93,7 +95,8 @@ def find_root(
         rounding = 8 * eps * newton.abs()  # a step that long may overshoot an end of the bracket by this much
         is_safe = (newton > to_low - rounding) & (newton < to_high + rounding) & (newton.abs() <= last_step / 2)
         newton = newton.clamp(to_low, to_high)
-        share = (excess_low / (excess_low - excess_high)).clamp(1e-3, 1 - 1e-3) if i % 2 else 0.5
+        share = torch.where(halve, 0.5, (excess_low / (excess_low - excess_high)).clamp(1e-3, 1 - 1e-3))
+        halve = halve ^ ~is_safe
         divided = _divide(low, high, share, temperature, dtype)
         moved = _where(is_safe, Point(point.anchor, point.shift + newton), divided)
         last_step = torch.where(is_safe, newton.abs(), torch.inf)
@@ -109,7 +112,7 @@ def _nearest(point: Point, temperature: Tensor, dtype: torch.dtype, bounds: tupl
     return Point(anchor, point.shift - (anchor - point.anchor) / temperature)
 
 
-def _divide(low: Point, high: Point, share: Tensor | float, temperature: Tensor, dtype: torch.dtype) -> Point:
+def _divide(low: Point, high: Point, share: Tensor, temperature: Tensor, dtype: torch.dtype) -> Point:
     """The point at `share` of the way from low to high, exact even when the anchors are neighbours or far apart."""
     rest = 1 - share
     anchor = (rest * low.anchor + share * high.anchor).to(dtype).to(torch.float64)

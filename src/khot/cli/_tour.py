@@ -49,7 +49,7 @@ def run(out: Path) -> None:
 
 
 def _table(x: Tensor) -> Table:
-    table = Table("T", *(f"x = {value:g}" for value in SCORES), "sum", "τ", title="σ_2(x) by temperature")
+    table = Table("T", *(f"x={value:g}" for value in SCORES), "sum", "τ", title="σ_2(x) by temperature", padding=0)
     for temperature in TEMPERATURES:
         p = sigmoid_topk(x, 2, temperature=temperature)
         tau = threshold(x, 2, temperature=temperature)
@@ -71,7 +71,7 @@ def _save_picture(out: Path) -> None:
         axes.plot(temperatures, curve, label=f"{score:g}", linewidth=2)
     axes.axhline(2 / len(SCORES), color="0.6", linestyle=":", zorder=0)
     axes.set(xscale="log", xlabel="temperature T", ylabel="σ₂(x/T)", title="From hard top-2 to k/n = 1/3")
-    axes.legend(title="score", loc="center right", frameon=False)
+    axes.legend(title="score", loc="upper right", frameon=False)
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=150)
 

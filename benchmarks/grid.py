@@ -1,0 +1,237 @@
+"""The robustness grid of `khot.sigmoid_topk`: kind of scores × temperature × k × n × dtype, held against its promises.
+
+Each case is one row. Its sum is taken exactly; in float32 its entries are compared with a float64 root found by other
+means. `grid.csv` gets every case, `grid.md` the worst ones.
+
+Limits: float32: |Σp − k|/max(k, 1) ≤ 1e-6 and |p − p_exact| ≤ 1e-6. float64: |Σp − k|/max(k, 1) ≤ 1e-12 where
+max|x|/T ≤ 100, ≤ 1e-9 everywhere. Always finite and within [0, 1]. Exits with 1 if a case fails, 130 if interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import math
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import expit
+from torch import Generator, Tensor
+
+import khot
+from khot._math.roots import Point, Residual
+from khot._math.sigmoid import _Tails
+
+SEED = 0
+SIZES = (64, 1024, 16_384, 1_000_000)
+TEMPERATURES = (1e-3, 1e-2, 0.1, 1.0, 10.0)
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+SATURATED = 60  # e^−60·10⁶ < 1e-20: beyond this a probability is 0 or 1, even summed over a row
+
+
+def _empty(n: int) -> Tensor:
+    return torch.empty(n, dtype=torch.float64)
+
+
+DISTRIBUTIONS: dict[str, Callable[[int, Generator], Tensor]] = {
+    "normal": lambda n, rng: _empty(n).normal_(generator=rng),
+    "uniform": lambda n, rng: _empty(n).uniform_(generator=rng),
+    "cauchy": lambda n, rng: _empty(n).cauchy_(generator=rng),
+    "constant": lambda n, rng: _empty(n).fill_(0.7),
+    "ties": lambda n, rng: torch.randint(4, (n,), generator=rng).double(),
+    "bimodal": lambda n, rng: _empty(n).normal_(generator=rng) + 20.0 * torch.randint(2, (n,), generator=rng) - 10.0,
+    "offset": lambda n, rng: _empty(n).normal_(mean=1000.0, generator=rng),
+    "sorted": lambda n, rng: _empty(n).normal_(generator=rng).sort().values,
+    "exponential": lambda n, rng: _empty(n).exponential_(generator=rng),
+    "outlier": lambda n, rng: _empty(n).normal_(generator=rng).index_fill_(0, torch.tensor([n // 3]), 1e4),
+}
+
+
+def scores(name: str, n: int, generator: Generator) -> Tensor:
+    """Scores of a named kind, one of `DISTRIBUTIONS`; (n,) float64."""
+    return DISTRIBUTIONS[name](n, generator)
+
+
+def counts(n: int) -> tuple[float, ...]:
+    """The values of k tried for a row of n scores."""
+    return (0.5, 1, 10, n / 2, n - 1, n - 0.5)
+
+
+def reference(x: NDArray[np.float64], k: float, temperature: float) -> tuple[NDArray[np.float64], float]:
+    """σ_k by bisection and Brent's method on c of Σ σ((x − a)/T − c) = k, with a the ⌈k⌉-th greatest score.
+
+    Returns:
+        The probabilities, and |Σp − k| summed exactly. All entries fall as c grows, so all err in the same direction,
+        and the second number bounds the error of each.
+    """
+    place = x.size - math.ceil(k)
+    z = (x - np.partition(x, place)[place]) / temperature
+    logit = math.log(k) - math.log(x.size - k)
+    low, high = z.min() - logit - 1, z.max() - logit + 1  # the root's range, and a margin for rounding
+    live, ones = z, 0
+
+    def excess(c: float) -> float:
+        return float(expit(live - c).sum() + ones - k)
+
+    while high - low > 1:  # what is saturated in all of the bracket need not be summed again
+        middle = low + (high - low) / 2
+        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+        ones += int((live - high > SATURATED).sum())
+        live = live[(live - low > -SATURATED) & (live - high <= SATURATED)]
+    # The margin again: with fewer terms the sum may round to the other side at an end.
+    c = brentq(excess, low - 1, high + 1, xtol=1e-15, rtol=1e-15, maxiter=1000)
+    p = expit(z - c)
+    return p, abs(math.fsum(p.tolist()) - k)
+
+
+class Row(NamedTuple):
+    """One measured case; the fields are the columns of `grid.csv`."""
+
+    scores: str
+    n: int
+    dtype: str
+    temperature: float
+    k: float
+    sum_error: float  # |Σp − k|/max(k, 1)
+    p_error: float  # max|p − p_exact|; NaN in float64, where the reference is no better
+    reference_residual: float
+    not_finite: int
+    out_of_range: int
+    evaluations: int  # passes over the whole row; 0 if another kernel than the eager one ran
+    sample_evaluations: int  # passes over the sample that gives a long row its start
+    failure: str
+
+
+def measure(name: str, x: Tensor, k: float, temperature: float, dtype: str) -> Row:
+    """Solve one case, (n,) float64 scores, and hold it against the limits."""
+    n, x = x.numel(), x.to(DTYPES[dtype])
+    evaluate, passes = _Tails.__call__, Counter[bool]()
+
+    def counted(self: _Tails, point: Point) -> Residual:
+        passes[self.x.shape[-1] == n] += 1
+        return evaluate(self, point)
+
+    with patch.object(_Tails, "__call__", counted):
+        p = khot.sigmoid_topk(x, k, temperature=temperature).double()
+    not_finite, out_of_range = int((~p.isfinite()).sum()), int(((p < 0) | (p > 1)).sum())
+    sum_error = math.inf if not_finite else abs(math.fsum(p.tolist()) - k) / max(k, 1)
+    p_error, residual = math.nan, math.nan
+    if dtype == "float32":
+        exact, residual = reference(x.double().numpy(), k, temperature)
+        p_error = math.inf if not_finite else float(np.abs(p.numpy() - exact).max())
+    is_far = float(x.abs().max()) / temperature > 100
+    limit = 1e-6 if dtype == "float32" else 1e-9 if is_far else 1e-12
+    verdicts = {
+        "not finite": not_finite > 0,
+        "out of [0, 1]": out_of_range > 0,
+        f"sum error above {limit:g}": sum_error > limit,
+        "p error above 1e-06": p_error > 1e-6,
+        "reference residual above 1e-08": residual > 1e-8,  # then the p error proves nothing
+    }
+    failure = "; ".join(what for what, is_broken in verdicts.items() if is_broken)
+    errors = (sum_error, p_error, residual)
+    return Row(name, n, dtype, temperature, k, *errors, not_finite, out_of_range, passes[True], passes[False], failure)
+
+
+def run(sizes: list[int], dtypes: list[str]) -> Iterator[Row]:
+    """Every case of the grid, short rows first if `sizes` are."""
+    for n, name in product(sizes, DISTRIBUTIONS):
+        x = scores(name, n, torch.Generator().manual_seed(SEED))
+        for dtype, temperature, k in product(dtypes, TEMPERATURES, counts(n)):
+            yield measure(name, x, k, temperature, dtype)
+
+
+def report(rows: list[Row], total: int) -> str:
+    """`grid.md`: the worst of each kind of scores, a column for each dtype and n."""
+    columns = sorted({(r.dtype, r.n) for r in rows})
+    singles = [c for c in columns if c[0] == "float32"]
+    failures = [r for r in rows if r.failure]
+    residual = max((r.reference_residual for r in rows if r.dtype == "float32"), default=math.nan)
+
+    def passes(cell: list[Row]) -> str:
+        seen = [r.evaluations for r in cell]
+        return f"{sum(seen) / len(seen):.1f} / {max(seen)}"
+
+    def table(title: str, show: Callable[[list[Row]], str], columns: list[tuple[str, int]]) -> str:
+        lines = [
+            "| scores | " + " | ".join(f"{d}, n = {n}" for d, n in columns) + " |",
+            "| --- |" + " ---: |" * len(columns),
+        ]
+        for name in DISTRIBUTIONS:
+            cells = ([r for r in rows if (r.scores, r.dtype, r.n) == (name, *c)] for c in columns)
+            lines.append(f"| {name} | " + " | ".join(show(cell) if cell else "–" for cell in cells) + " |")
+        return f"## {title}\n\n" + "\n".join(lines)
+
+    parts = [
+        "# Robustness grid of σ_k",
+        f"torch {torch.__version__}, CPU, one thread, seed {SEED}; reproduce with `make grid`. "
+        f"**{len(rows)} of {total} cases measured, {len(failures)} failed.** Each cell is over "
+        f"T ∈ {{{', '.join(f'{t:g}' for t in TEMPERATURES)}}} and k ∈ {{0.5, 1, 10, n/2, n − 1, n − 0.5}}.",
+        table("Worst |Σp − k| / max(k, 1)", lambda cell: f"{max(r.sum_error for r in cell):.1e}", columns),
+        table("Worst |p − p_exact|", lambda cell: f"{max(r.p_error for r in cell):.1e}", singles),
+        "The reference is a float64 root by bisection and Brent's method. "
+        f"Its own |Σp − k|, which bounds its error, is at most {residual:.1e}.",
+        table("Evaluations of a whole row, mean / most", passes, columns),
+        "A long row starts from the root of a sample; evaluations of the sample are in `grid.csv`, not here.",
+    ]
+    where = "- {0.scores}, n = {0.n}, {0.dtype}, T = {0.temperature:g}, k = {0.k:.8g}: {0.failure}"
+    parts += ["## Failures", "\n".join(map(where.format, failures))] if failures else []
+    return "\n\n".join(parts) + "\n"
+
+
+def write(path: Path, text: str) -> None:
+    """Replace a file in one step, so that an interruption leaves the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=SIZES, metavar="N", help="row lengths > 10 (64 to a million)"
+    )
+    parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES, help="dtypes (both)")
+    results = Path(__file__).parent / "results"
+    parser.add_argument("--out", type=Path, default=results, metavar="DIR", help="default: benchmarks/results")
+    args = parser.parse_args()
+    if min(args.sizes) <= 10:
+        parser.error(
+            f"`--sizes` must be greater than 10, the largest k that does not depend on n; got {min(args.sizes)}"
+        )
+    torch.set_num_threads(1)  # so that no order of summation depends on the machine's cores
+
+    total = len(args.sizes) * len(args.dtypes) * len(DISTRIBUTIONS) * len(TEMPERATURES) * len(counts(64))
+    rows: list[Row] = []
+    is_interrupted = False
+    try:
+        for row in run(args.sizes, args.dtypes):
+            rows.append(row)
+            progress = f"{len(rows)}/{total}  {row.scores}, n = {row.n}, {row.dtype}"
+            print(f"\r{progress:<50}", end=f"\n{row}\n" if row.failure else "", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        is_interrupted = True
+    failed = sum(bool(row.failure) for row in rows)
+    if rows:
+        table = io.StringIO()
+        csv.writer(table, lineterminator="\n").writerows([Row._fields, *rows])
+        write(args.out / "grid.csv", table.getvalue())
+        write(args.out / "grid.md", report(rows, total))
+    print(f"\n{len(rows)} of {total} cases measured, {failed} failed; see {args.out}", file=sys.stderr)
+    return 130 if is_interrupted else int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

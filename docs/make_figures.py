@@ -1,0 +1,150 @@
+"""Draw the pictures of the README and the docs.
+
+`python docs/make_figures.py` writes docs/img/*.svg, the same bytes each time.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import torch
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+import khot
+
+OUT = Path(__file__).parent / "img"
+PAPER, INK, FAINT = "#fcfbf8", "#22303c", "#9aa5ae"
+BLUE, ORANGE, GREEN = "#0072b2", "#d55e00", "#009e73"  # Okabe and Ito: told apart by colour-blind readers too
+SCORES = torch.tensor([0.9, -0.6, 2.2, 0.3, -2.0, 1.3, 1.8, -1.1, -0.1, -2.6], dtype=torch.float64)
+K = 3
+
+STYLE: dict[Any, Any] = {
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor"), PAPER),
+    "axes.edgecolor": FAINT,
+    **dict.fromkeys(("axes.spines.right", "axes.spines.top"), False),
+    "axes.titlesize": 13,
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so the bytes are the same everywhere
+    "font.size": 12,
+    **dict.fromkeys(("text.color", "xtick.color", "ytick.color", "axes.labelcolor", "axes.titlecolor"), INK),
+    "lines.linewidth": 2.4,
+    "lines.solid_capstyle": "round",
+    **dict.fromkeys(("figure.constrained_layout.w_pad", "figure.constrained_layout.h_pad"), 0.13),
+    "svg.hashsalt": "khot",
+}
+
+
+def hero() -> Figure:
+    """Scores on the axis, the sigmoid that lifts them, the threshold, and the heights laid end to end."""
+    x = torch.tensor([-2.3, -1.5, -0.7, 0.1, 0.6, 1.4, 2.4], dtype=torch.float64)
+    temperature = 0.6
+    p, tau = khot.sigmoid_topk(x, K, temperature=temperature), khot.threshold(x, K, temperature=temperature)
+    colors = ranked_colors(x)
+    fig, (top, bottom) = plt.subplots(2, 1, figsize=(9, 5.4), height_ratios=(4, 1), layout="constrained")
+
+    grid = torch.linspace(-3, 3.1, 400, dtype=torch.float64)
+    top.plot(grid, torch.sigmoid((grid - tau) / temperature), color=FAINT, zorder=1)
+    top.vlines(x, 0, p, colors=colors, linewidth=7, alpha=0.85, zorder=2)
+    top.scatter(x, p, s=110, c=colors, edgecolors=PAPER, linewidths=1.5, zorder=3)
+    top.scatter(x, torch.zeros_like(x), s=70, c=colors, edgecolors=PAPER, linewidths=1.5, clip_on=False, zorder=4)
+    for score, height in zip(x.tolist(), p.tolist(), strict=True):
+        place, side = ((11, -11), "left") if score > tau else ((-9, 7), "right")
+        top.annotate(f"{height:.2f}", (score, height), place, textcoords="offset points", ha=side, fontsize=11)
+    top.axvline(float(tau), color=INK, linewidth=1.5, linestyle=(0, (4, 3)), zorder=1)
+    top.annotate("threshold τ", (float(tau), 1.1), (6, 0), textcoords="offset points", va="center", fontweight="bold")
+    top.text(-3, 0.98, "$p_i = σ((x_i − τ)\\,/\\,T)$", fontsize=17)
+    top.text(-3, 0.83, f"slide τ until the heights add up to k = {K}", fontsize=12.5)
+    top.set(xlim=(-3.05, 3.15), ylim=(0, 1.16), yticks=(0, 0.5, 1), xlabel="score x", ylabel="how much of it is chosen")
+
+    stack(bottom, p.flip(0), colors[::-1])
+    bottom.set_xlabel(f"the same heights, end to end: they fill {K}")
+    return fig
+
+
+def stack(ax: Axes, parts: Tensor, colors: list[str]) -> None:
+    """The parts as one bar."""
+    starts = parts.cumsum(0) - parts
+    ax.barh([0] * len(parts), parts, left=starts, color=colors, height=0.8, edgecolor=PAPER, linewidth=2, alpha=0.85)
+    for start, part in zip(starts.tolist(), parts.tolist(), strict=True):
+        if part > 0.2:
+            ax.text(start + part / 2, 0, f"{part:.2f}", ha="center", va="center", color=PAPER, fontweight="bold")
+    ax.set(xlim=(-0.03, K + 0.03), ylim=(-0.5, 0.5), yticks=(), xticks=range(K + 1))
+    ax.spines["left"].set_visible(False)
+
+
+def ranked_colors(x: Tensor) -> list[str]:
+    """From yellow (least score) to violet (greatest), on a map that is safe for colour-blind readers."""
+    ranks = x.argsort().argsort() / (len(x) - 1)
+    return [mpl.colors.to_hex(mpl.colormaps["viridis_r"](0.1 + 0.82 * float(r))) for r in ranks]
+
+
+def temperature() -> Figure:
+    """Ten scores from hard top-3 to uniform: five snapshots, and the whole sweep beneath."""
+    shown = (0.05, 0.3, 1.0, 3.0, 30.0)
+    colors = ranked_colors(SCORES)
+    fig = plt.figure(figsize=(10, 6.6), layout="constrained")
+    boxes = fig.add_gridspec(2, len(shown), height_ratios=(1, 1.35), hspace=0.08)
+    for j, t in enumerate(shown):
+        ax = fig.add_subplot(boxes[0, j])
+        p = khot.sigmoid_topk(SCORES, K, temperature=t)
+        ax.bar(range(len(p)), p, color=colors, width=0.82)
+        ax.axhline(K / len(p), color=INK, linewidth=1, linestyle=(0, (2, 3)))
+        ax.set(title=f"T = {t:g}", ylim=(0, 1.03), xticks=(), yticks=(0, 0.5, 1) if j == 0 else ())
+        ax.set_xlabel(f"Σ = {float(p.sum()):.0f}", fontsize=11)
+        ax.spines["left"].set_visible(j == 0)
+
+    ax = fig.add_subplot(boxes[1, :])
+    sweep = torch.logspace(-2, 2, 400, dtype=torch.float64)
+    p = khot.sigmoid_topk(SCORES.expand(400, -1), K, temperature=sweep)
+    for i in SCORES.argsort().tolist():
+        ax.plot(sweep, p[:, i], color=colors[i])
+    for t in shown:
+        ax.axvline(t, color=FAINT, linewidth=1, linestyle=(0, (2, 3)), zorder=0)
+    ax.text(0.0105, 0.93, f"hard top-{K}", fontweight="bold", va="top")
+    ax.text(95, 0.355, f"k/n = {K / len(SCORES):g}", fontweight="bold", ha="right")
+    ax.set(xscale="log", xlim=(0.01, 100), ylim=(-0.03, 1.03), yticks=(0, 0.5, 1))
+    ax.set_xticks((0.01, 0.1, 1, 10, 100), ("0.01", "0.1", "1", "10", "100"))
+    ax.set(xlabel="temperature T", ylabel="$σ_3(x)$, one line per score")
+    bar = mpl.cm.ScalarMappable(cmap=mpl.colors.ListedColormap([colors[i] for i in SCORES.argsort().tolist()]))
+    fig.colorbar(bar, ax=ax, ticks=(), label="least → greatest score", pad=0.01, aspect=24, fraction=0.05)
+    return fig
+
+
+def value_gradient() -> Figure:
+    """σ_1([t, 0])₁ and its derivative in t, with softmax beside it."""
+    t = torch.linspace(-6, 6, 481, dtype=torch.float64, requires_grad=True)
+    x = torch.stack([t, torch.zeros_like(t)], dim=-1)  # (481, 2)
+    fig, axes = plt.subplots(1, 2, figsize=(10, 4.4), layout="constrained")
+    curves = [
+        (f"$σ_1$, T = {temp:g}", color, "-", khot.sigmoid_topk(x, 1, temperature=temp))
+        for temp, color in ((0.25, ORANGE), (1.0, BLUE), (4.0, GREEN))
+    ]
+    curves.append(("softmax, T = 1", INK, "--", x.softmax(-1)))
+    for label, color, line, p in curves:
+        (slope,) = torch.autograd.grad(p[:, 0].sum(), t, retain_graph=True)
+        axes[0].plot(t.detach(), p[:, 0].detach(), color=color, linestyle=line, label=label)
+        axes[1].plot(t.detach(), slope, color=color, linestyle=line)
+    axes[0].set(title="value: first entry of $σ_1([t, 0])$", xlabel="t", ylim=(-0.03, 1.03), yticks=(0, 0.5, 1))
+    axes[1].set(title="gradient: its derivative in t", xlabel="t", ylim=(-0.01, 0.52))
+    axes[0].legend(frameon=False, loc="upper left", fontsize=11)
+    axes[1].text(1.1, 0.42, "$σ_1$ = sigmoid(t / 2T)\nsoftmax = sigmoid(t / T)", fontsize=11, linespacing=1.7)
+    return fig
+
+
+def main() -> None:
+    """Draw and write all of them."""
+    OUT.mkdir(exist_ok=True)
+    with mpl.rc_context(STYLE):
+        for name, draw in (("hero", hero), ("temperature", temperature), ("value-gradient", value_gradient)):
+            fig = draw()
+            fig.savefig(OUT / f"{name}.svg", metadata={"Date": None})
+            plt.close(fig)
+
+
+if __name__ == "__main__":
+    mpl.use("svg")
+    main()
