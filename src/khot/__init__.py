@@ -1,6 +1,7 @@
 """khot: everything softmax does for one-hot, done for k-hot."""
 
 from . import constraints as constraints
+from . import kernels as kernels
 from . import nn as nn
 from . import testing as testing
 from ._version import __version__ as __version__

@@ -18,7 +18,7 @@ class capped_simplex(constraints.Constraint):
     Args:
         k: a number, or a tensor of the batch shape.
 
-    Example:
+    Examples:
         >>> capped_simplex(2).check(torch.tensor([[1.0, 0.75, 0.25], [1.0, 1.0, 1.0]]))
         tensor([ True, False])
     """
@@ -45,7 +45,7 @@ class k_hot(constraints.Constraint):
     Args:
         k: a whole number, or a tensor of the batch shape.
 
-    Example:
+    Examples:
         >>> k_hot(2).check(torch.tensor([[1.0, 0.0, 1.0], [1.0, 0.5, 0.5]]))
         tensor([ True, False])
     """

@@ -1,6 +1,7 @@
 """The torch.library ops around the solvers: opaque to autograd, vmap and compile; the dispatcher chooses the kernel.
 
-The eager kernels below serve every device. A faster twin in `khot.kernels` takes a device key over with `LIBRARY.impl`.
+The kernels given here are eager torch that never reads a value on the host, and serve every device; `khot.kernels` takes the
+CPU over.
 """
 
 from __future__ import annotations
@@ -12,37 +13,48 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import sigmoid
+from . import implicit, sigmoid
 
 LIBRARY = torch.library.Library("khot", "DEF")
 
 
-def _like(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+def _define(name: str, signature: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
+    """Define an op whose tensors all have the batch dimensions first, or are None."""
+    LIBRARY.define(name + signature)
+    LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+    op: Callable[..., Any] = getattr(torch.ops.khot, name).default
+    torch.library.register_fake(f"khot::{name}", fake, lib=LIBRARY)
 
-
-def _register(name: str, kernel: Callable[..., Tensor]) -> None:
-    """An op (x (…, n), k (…), temperature (…), mask (…, n) or None) -> (…, n)."""
-    LIBRARY.define(f"{name}(Tensor x, Tensor k, Tensor temperature, Tensor? mask) -> Tensor")
-    LIBRARY.impl(name, partial(kernel, early_stop=False), "CompositeExplicitAutograd")
-    LIBRARY.impl(name, partial(kernel, early_stop=True), "CPU")  # reading a result there costs no synchronisation
-    qualified = f"khot::{name}"
-    torch.library.register_fake(qualified, _like, lib=LIBRARY)
-
-    def batched(info: Any, dims: tuple[int | None, ...], *tensors: Tensor | None) -> tuple[Tensor, int]:
+    def batched(info: Any, dims: tuple[int | None, ...], *tensors: Tensor | None) -> tuple[Any, Any]:
         def lead(t: Tensor | None, dim: int | None) -> Tensor | None:
             if t is None:
                 return None
             return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
 
-        op = getattr(torch.ops.khot, name).default
-        return op(*(lead(t, dim) for t, dim in zip(tensors, dims, strict=True))), 0
+        result = op(*(lead(t, dim) for t, dim in zip(tensors, dims, strict=True)))
+        return result, 0 if isinstance(result, Tensor) else (0,) * len(result)
 
-    torch.library.register_vmap(qualified, batched, lib=LIBRARY)
+    torch.library.register_vmap(f"khot::{name}", batched, lib=LIBRARY)
+    return op
 
 
-_register("sigmoid_topk", sigmoid.topk)
-_register("sigmoid_margin", sigmoid.margin)
+def _empty(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty(like.shape, dtype=dtype or like.dtype, device=like.device)
 
-sigmoid_topk: Callable[..., Tensor] = torch.ops.khot.sigmoid_topk.default
-sigmoid_margin: Callable[..., Tensor] = torch.ops.khot.sigmoid_margin.default
+
+ROWS = "(Tensor x, Tensor k, Tensor temperature, Tensor? mask) -> Tensor"
+
+# (x (…, n), k (…) float64, T (…) float64, mask (…, n) or None) → (…, n)
+sigmoid_topk = _define(
+    "sigmoid_topk", ROWS, partial(sigmoid.topk, early_stop=False), lambda x, k, temperature, mask: _empty(x)
+)
+sigmoid_margin = _define(
+    "sigmoid_margin", ROWS, partial(sigmoid.margin, early_stop=False), lambda x, k, temperature, mask: _empty(x)
+)
+# (g (…, n), p (…, n), T (…) float64) → (…, n), (…) float64
+sigmoid_topk_pull = _define(
+    "sigmoid_topk_pull",
+    "(Tensor g, Tensor p, Tensor temperature) -> (Tensor, Tensor)",
+    implicit.sigmoid_topk_pull,
+    lambda g, p, temperature: (_empty(p), _empty(temperature, torch.float64)),
+)

@@ -34,8 +34,8 @@ class Residual(NamedTuple):
     """−T·∂ρ/∂τ > 0, so that ρ/slope is Newton's step in units of T."""
     excess: Tensor
     """Σ F − k."""
-    tolerance: Tensor
-    """|ρ| below this is rounding."""
+    noise: Tensor
+    """What ρ may be off by through rounding."""
 
 
 def find_root(
@@ -55,8 +55,8 @@ def find_root(
 
     A Newton step is taken when it stays in the bracket and is at most half as long as the step before; otherwise the
     bracket is divided, in turn in the middle and where a straight line through Σ F − k would vanish. A row is done when
-    ρ **as summed at its own point** is within rounding, or when its bracket has no room left; never because a step was
-    short.
+    ρ **as summed at its own point** is so small that a Newton step, which errs by its square, would end within rounding
+    (the caller takes that last step), or when its bracket has no room left; never because a step was short.
 
     Args:
         evaluate: gives the residual at a point.
@@ -71,6 +71,7 @@ def find_root(
         early_stop: read on the host whether all rows are done. Without it exactly `steps` steps are taken.
     """
     eps = torch.finfo(dtype).eps
+    tolerance = 0.1 * eps**0.5
     (low, high), (excess_low, excess_high) = bracket, excess
     to_low, to_high = _distance(start, low, temperature), _distance(start, high, temperature)
     inside = Point(start.anchor, start.shift + torch.zeros_like(to_low).clamp(to_low, to_high))
@@ -87,7 +88,7 @@ def find_root(
 
         width = to_high - to_low
         collapsed = width <= eps * point.shift.abs().clamp(min=1)
-        done = (residual.ratio.abs() <= residual.tolerance) | collapsed | ~active
+        done = (residual.ratio.abs() <= tolerance + residual.noise) | collapsed | ~active
         if early_stop and bool(done.all()):
             break
 
@@ -95,7 +96,8 @@ def find_root(
         rounding = 8 * eps * newton.abs()  # a step that long may overshoot an end of the bracket by this much
         is_safe = (newton > to_low - rounding) & (newton < to_high + rounding) & (newton.abs() <= last_step / 2)
         newton = newton.clamp(to_low, to_high)
-        share = torch.where(halve, 0.5, (excess_low / (excess_low - excess_high)).clamp(1e-3, 1 - 1e-3))
+        line = (excess_low / (excess_low - excess_high)).nan_to_num(0.5).clamp(1e-3, 1 - 1e-3)
+        share = torch.where(halve, 0.5, line)
         halve = halve ^ ~is_safe
         divided = _divide(low, high, share, temperature, dtype)
         moved = _where(is_safe, Point(point.anchor, point.shift + newton), divided)

@@ -20,7 +20,7 @@ class SigmoidTopK(nn.Module):
             `layer.temperature.fill_(0.5)`.
         hard: choose exactly k, straight through.
 
-    Example:
+    Examples:
         >>> layer = SigmoidTopK(2, temperature=0.5)
         >>> layer(torch.tensor([[2.0, 1.0, 0.0]]))
         tensor([[0.9573, 0.7519, 0.2909]])

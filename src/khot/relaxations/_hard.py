@@ -24,7 +24,7 @@ def hard_topk(x: Tensor, k: float | Tensor, *, dim: int = -1, mask: Tensor | Non
         the host: a row that cannot be satisfied (k out of range or not whole, too few allowed entries, NaN in `x`) is
         NaN, and that row only. O(n log n).
 
-    Example:
+    Examples:
         >>> hard_topk(torch.tensor([0.3, 0.9, 0.3, 0.1]), 2)
         tensor([1., 1., 0., 0.])
     """
@@ -45,7 +45,7 @@ def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
     Returns:
         A tensor equal to `hard` to the last bit, whose derivatives are those of `soft`.
 
-    Example:
+    Examples:
         >>> x = torch.tensor([2.0, 1.0, 0.0], requires_grad=True)
         >>> straight_through(hard_topk(x, 1), sigmoid_topk(x, 1))
         tensor([1., 0., 0.], grad_fn=<AddBackward0>)

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from .. import _check, _shape
-from .._math import ops
-from .._math.sums import row_sum
+from .._math import implicit, ops
 
 
 def sigmoid_topk(
@@ -35,15 +34,15 @@ def sigmoid_topk(
         mask: boolean, broadcasts to `x`; True = may be chosen. n becomes the number of allowed entries.
 
     Returns:
-        A tensor like `x`: entries in [0, 1], summing to k along `dim` within 1e-6·max(k, 1) (float32) or
+        A tensor like `x`, with entries in [0, 1] that sum to k along `dim` within 1e-6·max(k, 1) (float32) or
         1e-12·max(k, 1) (float64; 1e-9 where |x|/T > 100). Masked and −inf entries are exactly 0. Half precision is
         computed in float32 and rounded once. Smooth, with gradients of every order to `x`, `k` and `temperature`; a
-        saturated row has gradient 0. O(n) time per pass, about three passes usually; no sorting.
+        saturated row has gradient 0. O(n) time, without sorting; the same bits at any number of threads.
 
         Tensor values are not read on the host, so a row that cannot be satisfied (k out of range, fewer allowed
         entries than k, a temperature that is not positive, NaN in `x`) is NaN, and that row only.
 
-    Example:
+    Examples:
         >>> x = torch.tensor([2.0, 1.0, 0.0, -1.0])
         >>> sigmoid_topk(x, 2)
         tensor([0.8176, 0.6225, 0.3775, 0.1824])
@@ -52,7 +51,8 @@ def sigmoid_topk(
         >>> sigmoid_topk(x, 2, mask=torch.tensor([True, False, True, True]))
         tensor([0.9335, 0.0000, 0.6551, 0.4114])
 
-    Reference: Wijk et al., "From one-hot to k-hot" (2025); the same operator is Amos et al.'s LML (2019).
+    Reference: Wijk et al., "Differentiable Top-k: From One-Hot to k-Hot" (2025); the same operator is the LML layer of
+    Amos et al. (2019).
     """
     _check_call(x, k, dim, temperature, mask)
     rows = _shape.to_rows(x, k, temperature, mask, dim, _shape.compute_dtype(x.dtype))
@@ -79,9 +79,9 @@ def log_sigmoid_topk(
         size of the probability. Gradients as `sigmoid_topk`, but exact in saturated rows too; the entries that are
         exactly −inf or 0 (masked, k = 0, k = n) have gradient 0.
 
-    Example:
-        >>> log_sigmoid_topk(torch.tensor([1000.0, 0.0]), 1)
-        tensor([  -0., -500.])
+    Examples:
+        >>> log_sigmoid_topk(torch.tensor([1000.0, 0.0, -10.0]), 1)[1:]
+        tensor([-500.0000, -510.0000])
     """
     _check_call(x, k, dim, temperature, mask)
     return _shape.from_rows(logsigmoid(_margin(x, k, temperature, mask, dim)[0]), dim, x.dtype)
@@ -107,7 +107,7 @@ def threshold(
         k = n, NaN where the row cannot be satisfied. Differentiable in `x`, `k` and `temperature`:
         `∂τ/∂x = v/Σv`, `∂τ/∂k = −T/Σv`, `∂τ/∂T = −Σ(v z)/Σv`, with `z = (x − τ)/T` and `v = σ(z)(1 − σ(z))`.
 
-    Example:
+    Examples:
         >>> threshold(torch.tensor([2.0, 1.0, 0.0, -1.0]), 2)
         tensor(0.5000)
     """
@@ -135,7 +135,7 @@ def khot_cross_entropy(
     mask: Tensor | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """Cross-entropy for k-hot targets: the loss whose gradient is `sigmoid_topk(x, k) − target`.
+    """Cross-entropy for k-hot targets: per row, the loss whose gradient is `sigmoid_topk(x, k) − target`.
 
     The Fenchel–Young loss of σ_k, `T·Σ KL(y_i ‖ σ_k(x)_i)` with binary KL and `k = Σ y`, one k per row.
 
@@ -150,7 +150,7 @@ def khot_cross_entropy(
         entry that cannot be chosen (masked or −inf) or less than 1 on a forced one (+inf); NaN where the target is
         outside [0, 1].
 
-    Example:
+    Examples:
         >>> x = torch.tensor([2.0, 1.0, 0.0, -1.0], requires_grad=True)
         >>> loss = khot_cross_entropy(x, torch.tensor([1, 0, 1, 0]))
         >>> loss
@@ -195,38 +195,8 @@ def _margin(
     return _choose(_Margin, _ForwardMargin).apply(*rows), rows
 
 
-# ── derivatives ──────────────────────────────────────────────────────────────────────────────────────────────────────
-# With z = (x − τ)/T, v = F'(z), S = Σv and w = v/S, everything follows from one line:
-#
-#     dz = u − ⟨w, u⟩ + dk/S,   u = (dx − z·dT)/T,   and   dy = v·dz.
-#
-# Only outputs are saved (autograd tracks them), so backward is itself differentiable.
-
-
-def _push(dx: Tensor, dk: Tensor, dt: Tensor, z: Tensor, weight: Tensor, total: Tensor, scale: Tensor) -> Tensor:
-    """dz for tangents dx (…, n), dk and dT (…, 1)."""
-    u = (dx - z * dt) / scale
-    return u - _sum(weight * u) + _ratio(dk, total)
-
-
-def _pull(dz: Tensor, z: Tensor, weight: Tensor, total: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The transpose of `_push`: cotangents of x (…, n), k and T (…)."""
-    mass = _sum(dz)
-    dx = (dz - weight * mass) / scale
-    return dx, _ratio(mass, total).squeeze(-1), -_sum(dx * z).squeeze(-1)
-
-
-def _sum(t: Tensor) -> Tensor:
-    return row_sum(t).to(t.dtype)
-
-
-def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    """a/b, and 0 for a saturated row, b = 0."""
-    return torch.where(b == 0, 0.0, a / torch.where(b == 0, 1.0, b))
-
-
 class _Implicit(torch.autograd.Function):
-    """Saves the output and the temperature; `_linearise` says what the derivative needs of them."""
+    """Saves the output, which autograd tracks, and the temperature: backward is a function of those alone."""
 
     generate_vmap_rule = True
 
@@ -237,7 +207,7 @@ class _Implicit(torch.autograd.Function):
 
 
 class _Value(_Implicit):
-    """(x, k, T, mask) → p = σ(z), with derivatives as functions of p."""
+    """(x, k, T, mask) → p = σ(z)."""
 
     @staticmethod
     def forward(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None) -> Tensor:
@@ -245,8 +215,11 @@ class _Value(_Implicit):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        v, *parts = _linearise_value(*ctx.saved_tensors)
-        return *_pull(v * g, *parts), None
+        p, temperature = ctx.saved_tensors
+        if not (ctx.needs_input_grad[2] or torch.is_grad_enabled()):  # no dT and no second derivative are asked for
+            return *ops.sigmoid_topk_pull(g, p, temperature), None, None
+        v, at = implicit.sigmoid_value(p, temperature)
+        return *implicit.pull(v * g, at), None
 
 
 class _ForwardValue(_Value):
@@ -255,21 +228,12 @@ class _ForwardValue(_Value):
     @staticmethod
     def jvp(ctx: Any, dx: Tensor | None, dk: Tensor | None, dt: Tensor | None, _: None) -> Tensor:
         p, temperature = ctx.saved_tensors
-        v, *parts = _linearise_value(p, temperature)
-        return v * _push(*_tangents(p, dx, dk, dt), *parts)
-
-
-def _linearise_value(p: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """v, z, w, S, T of a row of probabilities."""
-    info = torch.finfo(p.dtype)
-    inner = p.clamp(info.tiny, 1 - info.eps / 2)  # keeps z finite where v = 0
-    v = p * (1 - p)
-    total = _sum(v)
-    return v, inner.log() - (-inner).log1p(), _ratio(v, total), total, temperature.to(p.dtype).unsqueeze(-1)
+        v, at = implicit.sigmoid_value(p, temperature)
+        return v * implicit.push(*_tangents(p, dx, dk, dt), at)
 
 
 class _Margin(_Implicit):
-    """(x, k, T, mask) → z, with derivatives that stay exact where p(1 − p) underflows."""
+    """(x, k, T, mask) → z."""
 
     @staticmethod
     def forward(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None) -> Tensor:
@@ -278,7 +242,7 @@ class _Margin(_Implicit):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         z, temperature = ctx.saved_tensors
-        return *_pull(torch.where(z.isinf(), 0.0, g), *_linearise_margin(z, temperature)), None
+        return *implicit.pull(torch.where(z.isinf(), 0.0, g), implicit.sigmoid_margin(z, temperature)), None
 
 
 class _ForwardMargin(_Margin):
@@ -287,17 +251,8 @@ class _ForwardMargin(_Margin):
     @staticmethod
     def jvp(ctx: Any, dx: Tensor | None, dk: Tensor | None, dt: Tensor | None, _: None) -> Tensor:
         z, temperature = ctx.saved_tensors
-        dz = _push(*_tangents(z, dx, dk, dt), *_linearise_margin(z, temperature))
+        dz = implicit.push(*_tangents(z, dx, dk, dt), implicit.sigmoid_margin(z, temperature))
         return torch.where(z.isinf(), 0.0, dz)
-
-
-def _linearise_margin(z: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """z (0 where infinite), w, S, T of a row of margins."""
-    finite = torch.where(z.isinf(), 0.0, z)
-    log_v = torch.where(z.isinf(), -torch.inf, logsigmoid(finite) + logsigmoid(-finite))
-    log_total = log_v.logsumexp(-1, keepdim=True)
-    log_total = torch.where(log_total.isinf(), 0.0, log_total)
-    return finite, (log_v - log_total).exp(), log_total.exp(), temperature.unsqueeze(-1)
 
 
 def _tangents(like: Tensor, dx: Tensor | None, dk: Tensor | None, dt: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -25,7 +25,7 @@ def check_relaxation(
         symmetric: whether `fn(−x, n − k) = 1 − fn(x, k)`.
         smooth: whether second derivatives exist everywhere.
 
-    Example:
+    Examples:
         >>> check_relaxation(khot.sigmoid_topk, quantile=torch.logit)
         >>> check_relaxation(lambda x, k, *, dim=-1, temperature=1.0, mask=None: k * (x / temperature).softmax(dim))
         Traceback (most recent call last):

@@ -1,0 +1,72 @@
+"""Builds the native library with the package when a C++ compiler is there, and says so when it is not."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off"]
+WIDE = {"avx2.cpp": ["-mavx2", "-mfma"]}  # files that only some processors run; the library asks before it calls them
+
+
+class NativeBuild(BuildHookInterface):  # type: ignore[type-arg]
+    """Hatch's hook: a platform wheel with the library, or a pure one without."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Build, and record the outcome beside the library for `khot.kernels.status()`."""
+        kernels = Path(self.root) / "src" / "khot" / "kernels"
+        library = kernels / "libkhot.so"
+        library.unlink(missing_ok=True)
+        outcome = build(kernels / "native", library)
+        (kernels / "build.txt").write_text(outcome + "\n")
+        print(f"khot: native library {outcome}", file=sys.stderr)
+        build_data["artifacts"] += ["src/khot/kernels/libkhot.so", "src/khot/kernels/build.txt"]
+        if library.exists():
+            build_data["pure_python"] = False
+            build_data["tag"] = "py3-none-" + sysconfig.get_platform().replace("-", "_").replace(".", "_")
+
+
+def build(sources: Path, library: Path) -> str:
+    """Compile the library; a line that says how it went."""
+    named = shlex.split(os.environ.get("CXX", ""))
+    found = named or [path for path in (shutil.which(name) for name in ("c++", "g++", "clang++")) if path][:1]
+    if not found or not shutil.which(found[0]):
+        return "not built: no C++ compiler (looked for $CXX, c++, g++, clang++)"
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    with tempfile.TemporaryDirectory() as folder:
+        objects = []
+        for source in sorted(sources.glob("*.cpp")):
+            if source.name in WIDE and not x86:
+                continue
+            objects.append(f"{folder}/{source.stem}.o")
+            failure = run([*found, *FLAGS, *WIDE.get(source.name, []), "-c", str(source), "-o", objects[-1]])
+            if failure:
+                return f"not built: {source.name}: {failure}"
+        failure = run([*found, "-shared", "-fopenmp", *objects, "-o", f"{folder}/{library.name}"])
+        if failure:
+            return f"not built: linking: {failure}"
+        shutil.move(f"{folder}/{library.name}", library)
+    version = subprocess.run([*found, "--version"], capture_output=True, text=True, check=False).stdout
+    return f"built by {version.splitlines()[0] if version else Path(found[0]).name}"
+
+
+def run(command: list[str]) -> str | None:
+    """Run a compiler; the first line of its complaint if it failed."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        return str(error)
+    if done.returncode == 0:
+        return None
+    lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["failed"]
+    return lines[0]

@@ -1,0 +1,28 @@
+"""Faster twins of `_math`. Importing this gives the CPU to the native library, or to eager torch where there is none."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from .._math import implicit, sigmoid
+from .._math.ops import LIBRARY
+from . import _native
+
+
+def status() -> dict[str, str]:
+    """Which kernels serve which device, and why.
+
+    Examples:
+        >>> sorted(khot.kernels.status())
+        ['cpu', 'other devices']
+    """
+    return {"cpu": _native.REASON, "other devices": "eager torch, a fixed number of steps, nothing read on the host"}
+
+
+if _native.LIBRARY is None:
+    LIBRARY.impl("sigmoid_topk", partial(sigmoid.topk, early_stop=True), "CPU")
+    LIBRARY.impl("sigmoid_topk_pull", implicit.sigmoid_topk_pull, "CPU")
+else:
+    LIBRARY.impl("sigmoid_topk", _native.sigmoid_topk, "CPU")
+    LIBRARY.impl("sigmoid_topk_pull", _native.sigmoid_topk_pull, "CPU")
+LIBRARY.impl("sigmoid_margin", partial(sigmoid.margin, early_stop=True), "CPU")

@@ -1,0 +1,27 @@
+// What one build of the kernels offers; the dispatcher fills a table per instruction set.
+#pragma once
+
+#include <cstdint>
+
+namespace khot {
+
+constexpr int64_t kShort = 256;  // the longest row that `eight` takes
+
+template <class T> struct Kernels {
+  // One row of σ_k. `mask` may be null; `threads` > 1 splits the row.
+  void (*row)(const T* x, const uint8_t* mask, int64_t mask_stride, int64_t n, double k, double temperature, int threads, T* p);
+  // Eight short rows at once, or null; a bit set in the result is a row that is left to `row`.
+  unsigned (*eight)(const T* x, const uint8_t* mask, int64_t mask_row_stride, int64_t mask_stride, int64_t n, const double* k,
+                    int64_t k_stride, const double* temperature, int64_t temperature_stride, T* p);
+  // The derivative of one row: dx (n) and dk.
+  void (*pull)(const T* p, const T* g, int64_t n, double temperature, int threads, T* dx, double* dk);
+};
+
+extern const Kernels<float> portable_float;
+extern const Kernels<double> portable_double;
+#ifdef KHOT_X86
+extern const Kernels<float> avx2_float;
+extern const Kernels<double> avx2_double;
+#endif
+
+}  // namespace khot

@@ -1,0 +1,101 @@
+// The C interface: rows in, rows out, plain pointers. Loaded with ctypes; no torch or Python headers.
+#if defined(__x86_64__)
+#define KHOT_X86
+#endif
+
+#include "kernels.h"
+
+namespace {
+
+bool has_avx2() {
+#ifdef KHOT_X86
+  static const bool yes = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  return yes;
+#else
+  return false;
+#endif
+}
+
+template <class T> struct Table;
+template <> struct Table<float> {
+  static const khot::Kernels<float>& of(int path) {
+#ifdef KHOT_X86
+    if (path && has_avx2()) return khot::avx2_float;
+#endif
+    (void)path;
+    return khot::portable_float;
+  }
+};
+template <> struct Table<double> {
+  static const khot::Kernels<double>& of(int path) {
+#ifdef KHOT_X86
+    if (path && has_avx2()) return khot::avx2_double;
+#endif
+    (void)path;
+    return khot::portable_double;
+  }
+};
+
+constexpr int64_t kSplit = 65536;  // from this length on, one row is worth splitting
+
+// Calls body(row, threads_for_it) for each row: rows side by side if there are enough, else one after another, each split.
+template <class Body> void for_rows(int64_t rows, int64_t n, int threads, Body body) {
+  const bool split = rows < threads && n >= kSplit;
+  const bool side_by_side = !split && threads > 1 && rows > 1 && rows * n >= 16384;
+#pragma omp parallel for schedule(dynamic, 1 + rows / (64 * (int64_t)threads)) num_threads(threads) if (side_by_side)
+  for (int64_t r = 0; r < rows; ++r) body(r, split ? threads : 1);
+}
+
+template <class T>
+void topk(const T* x, int64_t rows, int64_t n, const double* k, int64_t k_stride, const double* temperature,
+          int64_t temperature_stride, const uint8_t* mask, int64_t mask_row_stride, int64_t mask_stride, int threads, int path, T* p) {
+  const auto& kernels = Table<T>::of(path);
+  const auto mask_of = [&](int64_t r) { return mask ? mask + r * mask_row_stride : nullptr; };
+  const auto solve = [&](int64_t r, int share) {
+    kernels.row(x + r * n, mask_of(r), mask_stride, n, k[r * k_stride], temperature[r * temperature_stride], share, p + r * n);
+  };
+  const int64_t groups = kernels.eight && n <= khot::kShort ? rows / 8 : 0;
+  for_rows(groups, 8 * n, threads, [&](int64_t group, int) {
+    const int64_t r = 8 * group;
+    unsigned left = kernels.eight(x + r * n, mask_of(r), mask_row_stride, mask_stride, n, k + r * k_stride, k_stride,
+                                  temperature + r * temperature_stride, temperature_stride, p + r * n);
+    for (; left; left &= left - 1) solve(r + __builtin_ctz(left), 1);
+  });
+  for_rows(rows - 8 * groups, n, threads, [&](int64_t r, int share) { solve(8 * groups + r, share); });
+}
+
+template <class T>
+void pull(const T* p, const T* g, int64_t rows, int64_t n, const double* temperature, int64_t temperature_stride, int threads,
+          int path, T* dx, double* dk) {
+  const auto& kernels = Table<T>::of(path);
+  for_rows(rows, n, threads, [&](int64_t r, int share) {
+    kernels.pull(p + r * n, g + r * n, n, temperature[r * temperature_stride], share, dx + r * n, dk + r);
+  });
+}
+
+}  // namespace
+
+#define KHOT_API extern "C" __attribute__((visibility("default")))
+
+// Bumped when a signature below changes, so that an old library is not called with new arguments.
+KHOT_API int khot_abi() { return 1; }
+
+// 1 if the wide path runs on this machine.
+KHOT_API int khot_has_avx2() { return has_avx2(); }
+
+#define KHOT_TOPK(NAME, T)                                                                                                \
+  KHOT_API void NAME(const T* x, int64_t rows, int64_t n, const double* k, int64_t k_stride, const double* temperature,    \
+                     int64_t temperature_stride, const uint8_t* mask, int64_t mask_row_stride, int64_t mask_stride,        \
+                     int threads, int path, T* p) {                                                                        \
+    topk(x, rows, n, k, k_stride, temperature, temperature_stride, mask, mask_row_stride, mask_stride, threads, path, p); \
+  }
+KHOT_TOPK(khot_sigmoid_topk_float, float)
+KHOT_TOPK(khot_sigmoid_topk_double, double)
+
+#define KHOT_PULL(NAME, T)                                                                                         \
+  KHOT_API void NAME(const T* p, const T* g, int64_t rows, int64_t n, const double* temperature,                     \
+                     int64_t temperature_stride, int threads, int path, T* dx, double* dk) {                         \
+    pull(p, g, rows, n, temperature, temperature_stride, threads, path, dx, dk);                                     \
+  }
+KHOT_PULL(khot_sigmoid_topk_pull_float, float)
+KHOT_PULL(khot_sigmoid_topk_pull_double, double)

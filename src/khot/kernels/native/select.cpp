@@ -1,0 +1,66 @@
+#include "select.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <functional>
+
+namespace khot {
+namespace {
+
+constexpr int64_t kSample = 4096;
+constexpr int64_t kMargin = 160;  // ranks in the sample: more than four standard deviations of a binomial count
+
+template <class T> void select_directly(T* values, int64_t m, int64_t r, int64_t s, T* value_r, T* value_s) {
+  std::nth_element(values, values + (r - 1), values + m, std::greater<T>());
+  *value_r = values[r - 1];
+  *value_s = s == r ? *value_r : *std::max_element(values + r, values + m);
+}
+
+// Brackets the two ranks between two order statistics of a sample, and selects among what lies between. False if it did not.
+template <class T> bool select_by_sample(const T* values, int64_t m, int64_t r, int64_t s, T* value_r, T* value_s) {
+  T sample[kSample];
+  for (int64_t i = 0; i < kSample; ++i) sample[i] = values[i * (m / kSample)];
+  std::sort(sample, sample + kSample, std::greater<T>());
+  const int64_t at = (int64_t)((double)r / (double)m * (double)kSample);
+  const T high = sample[std::max<int64_t>(at - kMargin, 0)];
+  const T low = sample[std::min<int64_t>(at + kMargin, kSample - 1)];
+  const bool open_above = at - kMargin < 0, open_below = at + kMargin > kSample - 1;
+  if (open_above || open_below) return false;
+
+  int64_t above = 0, between = 0;
+  for (int64_t i = 0; i < m; ++i) {
+    above += values[i] > high;
+    between += (values[i] <= high) & (values[i] >= low);
+  }
+  if (!(above < r && s <= above + between)) return false;
+  if (high == low) {
+    *value_r = *value_s = high;
+    return true;
+  }
+  T* middle = static_cast<T*>(std::malloc((size_t)(between + 1) * sizeof(T)));
+  if (!middle) return false;
+  int64_t j = 0;
+  for (int64_t i = 0; i < m; ++i) {
+    middle[j] = values[i];
+    j += (values[i] <= high) & (values[i] >= low);
+  }
+  select_directly(middle, between, r - above, s - above, value_r, value_s);
+  std::free(middle);
+  return true;
+}
+
+template <class T> void select_any(T* values, int64_t m, int64_t r, int64_t s, T* value_r, T* value_s) {
+  if (m >= 8 * kSample && select_by_sample(values, m, r, s, value_r, value_s)) return;
+  select_directly(values, m, r, s, value_r, value_s);
+}
+
+}  // namespace
+
+void select_ranks(float* values, int64_t m, int64_t r, int64_t s, float* value_r, float* value_s) {
+  select_any(values, m, r, s, value_r, value_s);
+}
+void select_ranks(double* values, int64_t m, int64_t r, int64_t s, double* value_r, double* value_s) {
+  select_any(values, m, r, s, value_r, value_s);
+}
+
+}  // namespace khot

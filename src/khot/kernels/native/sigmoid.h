@@ -1,0 +1,395 @@
+// σ_k of one row: p = σ((x − τ)/T) with Σ p = k.
+//
+// Two ways to the threshold. The quick one fits smooth rows: a guess from the mean and the variance (or from a sample), one
+// pass of exponentials that stores p and sums its first moments, a third-order step, and then p is moved by that step with one
+// division and no exponential. It is accepted only on the re-summed Σ p. The sure one fits everything else: the two order
+// statistics around k bracket τ within a few dozen T, the scores that can still be undecided there are gathered, and Newton's
+// method with bisection balances the two tails, Σ_{z≤0} σ(z) + (N−k)⁺ = Σ_{z>0} σ(−z) + (N−k)⁻, in which nothing cancels.
+#pragma once
+
+#include "parallel.h"
+#include "select.h"
+#include "simd.h"
+
+namespace {
+
+template <class T> struct Row {
+  const T* x;
+  const uint8_t* mask;  // null: all allowed
+  int64_t mask_stride, n;
+  double k, temperature;
+  int threads;  // to split this one row over
+};
+
+// τ = anchor + T·shift: the anchor is a score-sized number near τ, the shift the rest in units of T.
+template <class T> struct Point {
+  T anchor;
+  double shift;
+
+  static Point at(double anchor, double shift, double temperature) {
+    const double tau = anchor + temperature * shift;
+    double near = (double)(T)tau;
+    if (!(std::fabs(near) <= (double)Limits<T>::largest)) near = anchor;
+    return {(T)near, shift - (near - anchor) / temperature};
+  }
+  Point moved(double step, double temperature) const { return at((double)anchor, shift + step, temperature); }
+};
+
+template <class V, class T> inline typename V::reg load(const Row<T>& row, int64_t i) {
+  if (!row.mask) return V::load(row.x + i);
+  return V::load_masked(row.x + i, row.mask + i * row.mask_stride, row.mask_stride);
+}
+
+// −z = (anchor − x)/T + shift. Bodies capture it, and all else, by value: what they store might alias a reference.
+template <class T> struct Margin {
+  T anchor, scale, shift;
+  Margin(const Point<T>& point, double temperature)
+      : anchor(point.anchor), scale((T)(1.0 / temperature)), shift((T)point.shift) {}
+  template <class V> typename V::reg minus_z(typename V::reg x) const {
+    return V::fma(V::sub(V::set(anchor), x), V::set(scale), V::set(shift));
+  }
+  void flip() { scale = -scale, shift = -shift; }  // z instead of −z
+};
+
+constexpr int64_t kBlock = 16;  // lanes are flushed into float64 after so many vectors
+
+// Runs body<V>(i, lanes) over [begin, end), vectors first and single lanes after; lanes are `Count` accumulators.
+template <class V, int Count, class Body> inline void accumulate(int64_t begin, int64_t end, double* sums, Body body) {
+  using S = Scalar<typename V::scalar>;
+  typename V::wide wide[Count];
+  double rest[Count] = {};
+  int64_t i = begin;
+  while (i + V::width <= end) {
+    typename V::reg lanes[Count];
+    for (int s = 0; s < Count; ++s) lanes[s] = V::set(0);
+    const int64_t stop = i + kBlock * V::width < end ? i + kBlock * V::width : end;
+    for (; i + V::width <= stop; i += V::width) body(V(), i, lanes);
+    for (int s = 0; s < Count; ++s) wide[s].add(lanes[s]);
+  }
+  for (; i < end; ++i) {
+    typename S::reg lanes[Count] = {};
+    body(S(), i, lanes);
+    for (int s = 0; s < Count; ++s) rest[s] += (double)lanes[s];
+  }
+  for (int s = 0; s < Count; ++s) sums[s] = wide[s].total() + rest[s];
+}
+
+// The same over a whole row, in chunks whose sums are added in order: the same bits at any number of threads.
+template <class V, int Count, class Body> inline void accumulate_row(int64_t n, int threads, double* sums, Body body) {
+  for (int s = 0; s < Count; ++s) sums[s] = 0;
+  for_chunks<Count>(n, threads, sums, [&](int64_t begin, int64_t end, double* part) {
+    accumulate<V, Count>(begin, end, part, body);
+  });
+}
+
+// ── the quick way ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+struct Moments {
+  double p, v, pv, vv;  // Σp, Σv, Σpv, Σv² with v = p(1 − p)
+};
+
+// p = σ(z), or its complement σ(−z), stored, and its moments.
+template <class V, class T> Moments evaluate(const Row<T>& row, const Point<T>& point, bool complement, T* out) {
+  double sums[4];
+  Margin<T> margin(point, row.temperature);
+  if (complement) margin.flip();
+  accumulate_row<V, 4>(row.n, row.threads, sums, [=](auto tag, int64_t i, auto* lanes) {
+    using W = decltype(tag);
+    const auto floor = W::set(Limits<T>::exp_floor), ceiling = W::set(-Limits<T>::exp_floor);
+    const auto t = W::max(margin.template minus_z<W>(load<W>(row, i)), floor);
+    const auto one = W::fma(t, W::set(0), W::set(1));  // NaN for NaN, which must reach the sum
+    const auto p = W::keep(W::not_lt(ceiling, t), W::div(one, W::add(W::set(1), exp_of<W>(t))));
+    W::store(out + i, p);
+    const auto v = W::fnma(p, p, p);
+    lanes[0] = W::add(lanes[0], p);
+    lanes[1] = W::add(lanes[1], v);
+    lanes[2] = W::fma(p, v, lanes[2]);
+    lanes[3] = W::fma(v, v, lanes[3]);
+  });
+  return {sums[0], sums[1], sums[2], sums[3]};
+}
+
+// q ← σ(logit q + step) in place, or 1 less that; Σ of the shifted q.
+template <class V, class T> double shift_by(const Row<T>& row, double step, bool complement, T* q) {
+  const T grow = (T)std::expm1(step);
+  double sum[1];
+  accumulate_row<V, 1>(row.n, row.threads, sum, [=](auto tag, int64_t i, auto* lanes) {
+    using W = decltype(tag);
+    const auto p = W::load(q + i);
+    const auto t = W::mul(p, W::set(grow));
+    const auto moved = W::div(W::add(p, t), W::add(W::set(1), t));
+    W::store(q + i, complement ? W::sub(W::set(1), moved) : moved);
+    lanes[0] = W::add(lanes[0], moved);
+  });
+  return sum[0];
+}
+
+// The step in z that brings Σp to k, from three derivatives of logit(Σp/n): straight for ties, nearly so at both ends.
+inline double third_order_step(const Moments& m, double n, double k) {
+  const double s = m.p / n, a = s * (1 - s);
+  const double s1 = m.v / n, s2 = (m.v - 2 * m.pv) / n, s3 = (m.v - 6 * m.vv) / n;
+  const double l1 = 1 / a, l2 = -(1 - 2 * s) * l1 * l1, l3 = 2 * l1 * l1 * (1 + (1 - 2 * s) * (1 - 2 * s) * l1);
+  const double g1 = l1 * s1, g2 = l2 * s1 * s1 + l1 * s2, g3 = l3 * s1 * s1 * s1 + 3 * l2 * s1 * s2 + l1 * s3;
+  const double r = std::log1p((m.p - k) / k) - std::log1p((k - m.p) / (n - k));
+  const double newton = -r / g1;
+  double d = newton;
+  for (int i = 0; i < 4; ++i) {
+    const double f = r + d * (g1 + d * (g2 / 2 + d * g3 / 6)), slope = g1 + d * (g2 + d * g3 / 2);
+    if (!(slope > g1 / 4)) return newton;
+    d -= f / slope;
+  }
+  return std::fabs(d) <= 2 * std::fabs(newton) ? d : newton;
+}
+
+// Number, mean and variance of the finite allowed scores.
+template <class V, class T> bool describe(const Row<T>& row, double* count, double* mean, double* variance) {
+  double reference = 0;
+  for (int64_t i = 0; i < row.n; ++i) {
+    const bool allowed = !row.mask || row.mask[i * row.mask_stride];
+    if (allowed && std::fabs(row.x[i]) <= Limits<T>::largest) {
+      reference = (double)row.x[i];
+      break;
+    }
+  }
+  const T origin = (T)reference;
+  double sums[3];
+  accumulate_row<V, 3>(row.n, row.threads, sums, [=](auto tag, int64_t i, auto* lanes) {
+    using W = decltype(tag);
+    const auto x = load<W>(row, i);
+    const auto finite = W::ge(W::set(Limits<T>::largest), W::abs(x));
+    const auto d = W::keep(finite, W::sub(x, W::set(origin)));
+    lanes[0] = W::add(lanes[0], W::keep(finite, W::set(1)));
+    lanes[1] = W::add(lanes[1], d);
+    lanes[2] = W::fma(d, d, lanes[2]);
+  });
+  *count = sums[0];
+  const double drift = sums[1] / sums[0];
+  *mean = reference + drift;
+  *variance = sums[2] / sums[0] - drift * drift;
+  return std::isfinite(*mean) && std::isfinite(*variance);
+}
+
+constexpr int64_t kSampleRow = 16384;  // a row four times as long is first solved on as many of its scores
+constexpr double kPi = 3.14159265358979323846;
+
+template <class V, class T> bool solve_quickly(const Row<T>& row, T* p, bool roughly, double* tau);
+
+// A first guess of τ: that of a sample, or of a normal distribution with the row's mean and variance.
+template <class V, class T> bool guess(const Row<T>& row, double* count, double* tau) {
+  if (row.n >= 4 * kSampleRow) {
+    constexpr int64_t run = 8;  // neighbours are taken together, a cache line at a time
+    T sample[kSampleRow], chosen[kSampleRow];
+    const int64_t runs = kSampleRow / run, step = (row.n / runs) & ~(int64_t)15;
+    for (int64_t r = 0; r < runs; ++r)
+      for (int64_t i = 0; i < run; ++i) {
+        const int64_t at = r * step + i;
+        const bool allowed = !row.mask || row.mask[at * row.mask_stride];
+        sample[r * run + i] = allowed ? row.x[at] : -std::numeric_limits<T>::infinity();
+      }
+    *count = (double)row.n;
+    Row<T> part = {sample, nullptr, 0, kSampleRow, row.k * (double)kSampleRow / (double)row.n, row.temperature, 1};
+    return solve_quickly<V>(part, chosen, true, tau);
+  }
+  double mean, variance;
+  if (!describe<V>(row, count, &mean, &variance) || !(row.k < *count)) return false;
+  const double logit = std::log(row.k) - std::log(*count - row.k);
+  *tau = mean - logit * std::sqrt(row.temperature * row.temperature + kPi / 8 * (variance > 0 ? variance : 0));
+  return std::isfinite(*tau);
+}
+
+// True if p is σ_k to rounding; otherwise p holds nothing. `roughly`: only τ is wanted, to a thousandth of T.
+template <class V, class T> bool solve_quickly(const Row<T>& row, T* p, bool roughly, double* tau) {
+  double count;
+  if (!guess<V>(row, &count, tau)) return false;
+  // The smaller of p and 1 − p is summed: numbers near 1 would round the sum's digits away.
+  const bool complement = 2 * row.k > count;
+  const double n = complement ? (double)row.n : count, k = complement ? n - row.k : row.k, sign = complement ? -1 : 1;
+  const double eps = (double)Limits<T>::eps;
+  for (int pass = 0; pass < 4; ++pass) {
+    Moments m = evaluate<V>(row, Point<T>::at(*tau, 0, row.temperature), complement, p);
+    if (!(m.p > 0 && m.p < n && m.v > 0)) return false;
+    const double noise = 2 * eps * std::sqrt(m.p < 1 ? m.p * m.p : m.p);
+    if (!roughly && noise > 16 * eps * m.v) return false;  // the sum rounds too much to tell where the root is
+    double step = third_order_step(m, n, k);
+    if (!std::isfinite(step)) return false;
+    *tau -= sign * step * row.temperature;
+    if (std::fabs(step) >= 0.5) continue;
+    if (roughly) return true;
+    for (int polish = 0; polish < 3; ++polish) {
+      const double sum = shift_by<V>(row, step, complement, p);
+      m.v += step * (m.v - 2 * m.pv);
+      const double limit = 4 * eps * m.v;
+      if (std::fabs(sum - k) <= (limit > noise ? limit : noise)) return true;
+      step = (k - sum) / m.v;
+      *tau -= sign * step * row.temperature;
+      if (complement || !(std::fabs(step) < 0.1)) break;
+    }
+  }
+  return false;
+}
+
+// ── the sure way ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+struct Tails {
+  double lower, upper, lower_v, upper_v, above;  // Σ tail and Σ tail(1 − tail) on either side of τ, and the number above
+};
+
+template <class V, class T> Tails tails(const T* x, int64_t n, int threads, const Point<T>& point, double temperature) {
+  double sums[5];
+  const Margin<T> margin(point, temperature);
+  accumulate_row<V, 5>(n, threads, sums, [=](auto tag, int64_t i, auto* lanes) {
+    using W = decltype(tag);
+    const auto minus_z = margin.template minus_z<W>(W::load(x + i));
+    const auto is_above = W::gt(W::set(0), minus_z);
+    const auto t = W::sub(W::set(0), W::abs(minus_z));
+    const auto floor = W::set(Limits<T>::exp_floor);
+    const auto e = W::keep(W::ge(t, floor), exp_of<W>(W::max(t, floor)));
+    const auto tail = W::div(e, W::add(W::set(1), e));
+    const auto v = W::fnma(tail, tail, tail);
+    lanes[0] = W::add(lanes[0], tail);
+    lanes[1] = W::add(lanes[1], W::keep(is_above, tail));
+    lanes[2] = W::add(lanes[2], v);
+    lanes[3] = W::add(lanes[3], W::keep(is_above, v));
+    lanes[4] = W::add(lanes[4], W::keep(is_above, W::set(1)));
+  });
+  return {sums[0] - sums[1], sums[1], sums[2] - sums[3], sums[3], sums[4]};
+}
+
+// p = σ(z − step) written from its smaller tail, so that 0 and 1 are exact; the step is so small that its square is nothing.
+template <class V, class T> void write(const Row<T>& row, const Point<T>& point, double step, T* out) {
+  double none[1];
+  const T small = (T)step;
+  const Margin<T> margin(point, row.temperature);
+  accumulate_row<V, 1>(row.n, row.threads, none, [=](auto tag, int64_t i, auto*) {
+    using W = decltype(tag);
+    const auto minus_z = margin.template minus_z<W>(load<W>(row, i));
+    const auto t = W::sub(W::set(0), W::abs(minus_z));
+    const auto floor = W::set(Limits<T>::exp_floor);
+    const auto e = W::keep(W::ge(t, floor), exp_of<W>(W::max(t, floor)));
+    const auto tail = W::div(e, W::add(W::set(1), e));
+    const auto v = W::fnma(tail, tail, tail);
+    const auto p = W::blend(W::gt(W::set(0), minus_z), W::sub(W::set(1), tail), tail);
+    W::store(out + i, W::fnma(v, W::set(small), p));
+  });
+}
+
+template <class T> inline bool allowed(const Row<T>& row, int64_t i) {
+  return !row.mask || row.mask[i * row.mask_stride];
+}
+
+// The rows without a finite threshold. True if this was one, and p is written.
+template <class T> bool settle(const Row<T>& row, int64_t finite, int64_t infinite, bool has_nan, T* p) {
+  const double k = row.k, rest = k - (double)infinite;
+  const T nan = std::numeric_limits<T>::quiet_NaN(), inf = std::numeric_limits<T>::infinity();
+  if (has_nan || !(k >= 0 && rest <= (double)finite && row.temperature > 0)) {
+    for (int64_t i = 0; i < row.n; ++i) p[i] = nan;
+  } else if (rest <= 0) {  // the entries of +inf share k; at most 1 each, and then exactly 1
+    const T share = infinite ? (T)(k / (double)infinite) : T(0);
+    for (int64_t i = 0; i < row.n; ++i) p[i] = allowed(row, i) && row.x[i] == inf ? share : T(0);
+  } else if (rest == (double)finite) {
+    for (int64_t i = 0; i < row.n; ++i) p[i] = allowed(row, i) && row.x[i] > -inf ? T(1) : T(0);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+// Newton's method on log(left/right) inside a bracket of shifts, falling back on its middle. `decided` scores lie above.
+// `step` is what is still missing at the returned point, in units of T.
+template <class V, class T>
+Point<T> balance(const T* x, int64_t n, int threads, double decided, double k, double temperature, double anchor, double low,
+                 double high, double* step) {
+  const double eps = (double)Limits<T>::eps, tolerance = std::sqrt(eps) / 10;
+  double shift = low / 2 + high / 2, last = high - low;
+  for (int i = 0;; ++i) {
+    const Point<T> point = Point<T>::at(anchor, shift, temperature);
+    const Tails t = tails<V>(x, n, threads, point, temperature);
+    const double excess = decided + t.above - k;
+    const double left = t.lower + (excess > 0 ? excess : 0), right = t.upper + (excess < 0 ? -excess : 0);
+    const double ratio = std::log(left) - std::log(right), slope = t.lower_v / left + t.upper_v / right;
+    *step = left == right ? 0 : ratio / slope;
+    // Entries err all in one direction, so none is off by more than |left − right|.
+    const bool is_flat = std::fabs(left - right) <= eps / 8 * (k < 1 ? k : 1);
+    if (is_flat || std::fabs(*step) <= tolerance || i == 200) {
+      if (is_flat || !(std::fabs(*step) <= tolerance)) *step = 0;
+      return point;
+    }
+    (ratio > 0 ? low : high) = shift;
+    double next = shift + *step;
+    if (!(next > low && next < high && std::fabs(*step) <= last / 2)) next = low / 2 + high / 2;
+    last = std::fabs(next - shift);
+    shift = next;
+  }
+}
+
+template <class V, class T> void solve_surely(const Row<T>& row, T* p) {
+  // p serves as scratch space until it is written.
+  int64_t finite = 0, infinite = 0, nan = 0;
+  for (int64_t i = 0; i < row.n; ++i) {
+    const T x = allowed(row, i) ? row.x[i] : -std::numeric_limits<T>::infinity();
+    const bool is_finite = std::fabs(x) <= Limits<T>::largest;
+    if (is_finite) p[finite++] = x;
+    infinite += x > Limits<T>::largest;
+    nan += x != x;
+  }
+  if (settle(row, finite, infinite, nan > 0, p)) return;
+
+  const double k = row.k - (double)infinite, part = k - std::floor(k);
+  const double share = part == 0 ? 1 : (part < 0.5 ? part : 1 - part);
+  const double reach = std::log((double)finite / share) + 1;
+  const double certain = std::log((double)finite) + (sizeof(T) == 4 ? 20 : 42);  // beyond this a tail is below rounding
+  T upper, lower;
+  khot::select_ranks(p, finite, (int64_t)std::ceil(k), (int64_t)std::floor(k) + 1, &upper, &lower);
+  const double gap = ((double)upper - (double)lower) / row.temperature;
+  if (gap > 2 * (reach + certain)) {
+    write<V>(row, Point<T>::at((double)upper / 2 + (double)lower / 2, 0, row.temperature), 0, p);
+    return;
+  }
+  int64_t open = 0, decided = 0;
+  for (int64_t i = 0; i < row.n; ++i) {
+    if (!allowed(row, i)) continue;
+    const double z = ((double)row.x[i] - (double)upper) / row.temperature;
+    if (z > reach + certain) {
+      ++decided;
+    } else if (z >= -gap - reach - certain) {
+      p[open++] = row.x[i];
+    }
+  }
+  double step;
+  const Point<T> point = balance<V>(p, open, row.threads, (double)decided, row.k, row.temperature, (double)upper,
+                                    -gap - reach, reach, &step);
+  write<V>(row, point, step, p);
+}
+
+template <class V, class T> void solve_row(const Row<T>& row, T* p) {
+  double tau;
+  if (row.k > 0 && row.k < (double)row.n && row.temperature > 0 && solve_quickly<V>(row, p, false, &tau)) return;
+  solve_surely<V>(row, p);
+}
+
+// ── derivative ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+// dx = v(g − ḡ)/T and dk = ḡ, with v = p(1 − p) and ḡ = Σvg/Σv.
+template <class V, class T>
+void pull_row(const T* p, const T* g, int64_t n, double temperature, int threads, T* dx, double* dk) {
+  double sums[2];
+  accumulate_row<V, 2>(n, threads, sums, [=](auto tag, int64_t i, auto* lanes) {
+    using W = decltype(tag);
+    const auto q = W::load(p + i);
+    const auto v = W::fnma(q, q, q);
+    lanes[0] = W::add(lanes[0], v);
+    lanes[1] = W::fma(v, W::load(g + i), lanes[1]);
+  });
+  const double mean = sums[0] == 0 ? 0 : sums[1] / sums[0];
+  *dk = mean;
+  double none[1];
+  const T center = (T)mean, scale = (T)(1.0 / temperature);
+  accumulate_row<V, 1>(n, threads, none, [=](auto tag, int64_t i, auto*) {
+    using W = decltype(tag);
+    const auto q = W::load(p + i);
+    const auto v = W::fnma(q, q, q);
+    W::store(dx + i, W::mul(W::mul(v, W::set(scale)), W::sub(W::load(g + i), W::set(center))));
+  });
+}
+
+}  // namespace

@@ -1,0 +1,228 @@
+// Vectors of scores: one portable lane, or AVX2. A kernel is written once, against this interface.
+//
+// mask_t holds a comparison per lane. NaN compares false, and every operation passes NaN on.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#if defined(__AVX2__) && defined(__FMA__)
+#include <immintrin.h>
+#define KHOT_AVX2 1
+#endif
+
+namespace {
+
+template <class T> struct Limits;
+template <> struct Limits<float> {
+  static constexpr float eps = 1.1920929e-7f, tiny = 1.17549435e-38f, largest = 3.4028235e38f;
+  static constexpr float exp_floor = -87.0f;  // e^z below this is 0: a denormal costs more than it is worth
+};
+template <> struct Limits<double> {
+  static constexpr double eps = 2.220446049250313e-16, tiny = 2.2250738585072014e-308, largest = 1.7976931348623157e308;
+  static constexpr double exp_floor = -708.0;
+};
+
+// Minimax-like coefficients of e^r on |r| ≤ ln 2 / 2, highest power first.
+template <class T> struct ExpPolynomial;
+template <> struct ExpPolynomial<float> {
+  static constexpr int degree = 6;
+  static constexpr float c[degree + 1] = {1.381459848e-3f, 8.368717017e-3f, 4.166838806e-2f, 1.666652063e-1f,
+                                         4.999999345e-1f, 1.0f, 1.0f};
+  static constexpr float log2e = 1.44269504f, ln2_hi = 0.693359375f, ln2_lo = -2.12194440e-4f, magic = 12582912.0f;
+};
+template <> struct ExpPolynomial<double> {
+  static constexpr int degree = 12;
+  static constexpr double c[degree + 1] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320,
+                                           1.0 / 5040,      1.0 / 720,      1.0 / 120,     1.0 / 24,     1.0 / 6,
+                                           1.0 / 2,         1.0,            1.0};
+  static constexpr double log2e = 1.4426950408889634, ln2_hi = 6.93147180369123816490e-01,
+                          ln2_lo = 1.90821492927058770002e-10, magic = 6755399441055744.0;
+};
+
+// ── one lane ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+template <class T> struct Scalar {
+  using scalar = T;
+  using reg = T;
+  using mask_t = bool;
+  using bits = typename std::conditional<sizeof(T) == 4, int32_t, int64_t>::type;
+  static constexpr int width = 1;
+
+  static reg set(T v) { return v; }
+  static reg load(const T* p) { return *p; }
+  static reg load_masked(const T* p, const uint8_t* m, int64_t stride) {
+    (void)stride;
+    return *m ? *p : -std::numeric_limits<T>::infinity();
+  }
+  static void store(T* p, reg v) { *p = v; }
+  static reg add(reg a, reg b) { return a + b; }
+  static reg sub(reg a, reg b) { return a - b; }
+  static reg mul(reg a, reg b) { return a * b; }
+  static reg div(reg a, reg b) { return a / b; }
+  static reg fma(reg a, reg b, reg c) { return a * b + c; }
+  static reg fnma(reg a, reg b, reg c) { return c - a * b; }
+  static reg min(reg a, reg b) { return b < a ? b : a; }  // NaN in a stays
+  static reg max(reg a, reg b) { return b > a ? b : a; }
+  static reg abs(reg a) { return std::fabs(a); }
+  static mask_t gt(reg a, reg b) { return a > b; }
+  static mask_t ge(reg a, reg b) { return a >= b; }
+  static mask_t not_lt(reg a, reg b) { return !(a < b); }  // true for NaN
+  static reg blend(mask_t m, reg yes, reg no) { return m ? yes : no; }
+  static reg keep(mask_t m, reg a) { return m ? a : T(0); }
+  static mask_t both(mask_t a, mask_t b) { return a && b; }
+  static int count(mask_t m) { return m; }
+  static reg scale2(reg v, reg shifted) {  // v·2^n, shifted = magic + n
+    bits n, b;
+    std::memcpy(&n, &shifted, sizeof n);
+    std::memcpy(&b, &v, sizeof b);
+    b += (bits)((typename std::make_unsigned<bits>::type)n << (sizeof(T) == 4 ? 23 : 52));
+    std::memcpy(&v, &b, sizeof b);
+    return v;
+  }
+  static double total(reg v) { return (double)v; }
+  struct wide {  // a float64 accumulator
+    double v = 0;
+    void add(reg r) { v += (double)r; }
+    double total() const { return v; }
+  };
+};
+
+#ifdef KHOT_AVX2
+struct Avx2Float {
+  using scalar = float;
+  using reg = __m256;
+  using mask_t = __m256;
+  static constexpr int width = 8;
+
+  static reg set(float v) { return _mm256_set1_ps(v); }
+  static reg load(const float* p) { return _mm256_loadu_ps(p); }
+  static reg load_masked(const float* p, const uint8_t* m, int64_t stride) {
+    __m128i bytes;
+    if (stride == 1) {
+      bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(m));
+    } else {
+      bytes = _mm_setr_epi8(m[0], m[stride], m[2 * stride], m[3 * stride], m[4 * stride], m[5 * stride], m[6 * stride],
+                            m[7 * stride], 0, 0, 0, 0, 0, 0, 0, 0);
+    }
+    const __m256i lanes = _mm256_cvtepu8_epi32(bytes);
+    const __m256 forbidden = _mm256_castsi256_ps(_mm256_cmpeq_epi32(lanes, _mm256_setzero_si256()));
+    return _mm256_blendv_ps(load(p), set(-std::numeric_limits<float>::infinity()), forbidden);
+  }
+  static void store(float* p, reg v) { _mm256_storeu_ps(p, v); }
+  static reg add(reg a, reg b) { return _mm256_add_ps(a, b); }
+  static reg sub(reg a, reg b) { return _mm256_sub_ps(a, b); }
+  static reg mul(reg a, reg b) { return _mm256_mul_ps(a, b); }
+  static reg div(reg a, reg b) { return _mm256_div_ps(a, b); }
+  static reg fma(reg a, reg b, reg c) { return _mm256_fmadd_ps(a, b, c); }
+  static reg fnma(reg a, reg b, reg c) { return _mm256_fnmadd_ps(a, b, c); }
+  static reg min(reg a, reg b) { return _mm256_min_ps(b, a); }  // the instruction returns its second operand on NaN
+  static reg max(reg a, reg b) { return _mm256_max_ps(b, a); }
+  static reg abs(reg a) { return _mm256_andnot_ps(set(-0.0f), a); }
+  static mask_t gt(reg a, reg b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
+  static mask_t ge(reg a, reg b) { return _mm256_cmp_ps(a, b, _CMP_GE_OQ); }
+  static mask_t not_lt(reg a, reg b) { return _mm256_cmp_ps(a, b, _CMP_NLT_UQ); }
+  static reg blend(mask_t m, reg yes, reg no) { return _mm256_blendv_ps(no, yes, m); }
+  static reg keep(mask_t m, reg a) { return _mm256_and_ps(m, a); }
+  static mask_t both(mask_t a, mask_t b) { return _mm256_and_ps(a, b); }
+  static int count(mask_t m) { return __builtin_popcount((unsigned)_mm256_movemask_ps(m)); }
+  static reg scale2(reg v, reg shifted) {
+    const __m256i n = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v), n));
+  }
+  static double total(reg v) {
+    wide w;
+    w.add(v);
+    return w.total();
+  }
+  struct wide {
+    __m256d v = _mm256_setzero_pd();
+    void add(reg r) {
+      v = _mm256_add_pd(v, _mm256_add_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(r)),
+                                         _mm256_cvtps_pd(_mm256_extractf128_ps(r, 1))));
+    }
+    double total() const {
+      const __m128d half = _mm_add_pd(_mm256_castpd256_pd128(v), _mm256_extractf128_pd(v, 1));
+      return _mm_cvtsd_f64(half) + _mm_cvtsd_f64(_mm_unpackhi_pd(half, half));
+    }
+  };
+};
+
+struct Avx2Double {
+  using scalar = double;
+  using reg = __m256d;
+  using mask_t = __m256d;
+  static constexpr int width = 4;
+
+  static reg set(double v) { return _mm256_set1_pd(v); }
+  static reg load(const double* p) { return _mm256_loadu_pd(p); }
+  static reg load_masked(const double* p, const uint8_t* m, int64_t stride) {
+    const __m256i lanes = _mm256_set_epi64x(m[3 * stride], m[2 * stride], m[stride], m[0]);
+    const __m256d forbidden = _mm256_castsi256_pd(_mm256_cmpeq_epi64(lanes, _mm256_setzero_si256()));
+    return _mm256_blendv_pd(load(p), set(-std::numeric_limits<double>::infinity()), forbidden);
+  }
+  static void store(double* p, reg v) { _mm256_storeu_pd(p, v); }
+  static reg add(reg a, reg b) { return _mm256_add_pd(a, b); }
+  static reg sub(reg a, reg b) { return _mm256_sub_pd(a, b); }
+  static reg mul(reg a, reg b) { return _mm256_mul_pd(a, b); }
+  static reg div(reg a, reg b) { return _mm256_div_pd(a, b); }
+  static reg fma(reg a, reg b, reg c) { return _mm256_fmadd_pd(a, b, c); }
+  static reg fnma(reg a, reg b, reg c) { return _mm256_fnmadd_pd(a, b, c); }
+  static reg min(reg a, reg b) { return _mm256_min_pd(b, a); }
+  static reg max(reg a, reg b) { return _mm256_max_pd(b, a); }
+  static reg abs(reg a) { return _mm256_andnot_pd(set(-0.0), a); }
+  static mask_t gt(reg a, reg b) { return _mm256_cmp_pd(a, b, _CMP_GT_OQ); }
+  static mask_t ge(reg a, reg b) { return _mm256_cmp_pd(a, b, _CMP_GE_OQ); }
+  static mask_t not_lt(reg a, reg b) { return _mm256_cmp_pd(a, b, _CMP_NLT_UQ); }
+  static reg blend(mask_t m, reg yes, reg no) { return _mm256_blendv_pd(no, yes, m); }
+  static reg keep(mask_t m, reg a) { return _mm256_and_pd(m, a); }
+  static mask_t both(mask_t a, mask_t b) { return _mm256_and_pd(a, b); }
+  static int count(mask_t m) { return __builtin_popcount((unsigned)_mm256_movemask_pd(m)); }
+  static reg scale2(reg v, reg shifted) {
+    const __m256i n = _mm256_slli_epi64(_mm256_castpd_si256(shifted), 52);
+    return _mm256_castsi256_pd(_mm256_add_epi64(_mm256_castpd_si256(v), n));
+  }
+  static double total(reg v) {
+    wide w;
+    w.add(v);
+    return w.total();
+  }
+  struct wide {
+    __m256d v = _mm256_setzero_pd();
+    void add(reg r) { v = _mm256_add_pd(v, r); }
+    double total() const {
+      const __m128d half = _mm_add_pd(_mm256_castpd256_pd128(v), _mm256_extractf128_pd(v, 1));
+      return _mm_cvtsd_f64(half) + _mm_cvtsd_f64(_mm_unpackhi_pd(half, half));
+    }
+  };
+};
+#endif
+
+// Σ c[i] r^(degree − i), by halves (Estrin): a short chain of operations lets more of them run at once.
+template <class V, class P> inline typename V::reg polynomial(typename V::reg r) {
+  constexpr int terms = P::degree + 1;
+  typename V::reg y[terms];
+  for (int i = 0; i < terms; ++i) y[i] = V::set(P::c[P::degree - i]);
+  int left = terms;
+  for (auto power = r; left > 1; power = V::mul(power, power)) {
+    for (int i = 0; i < left / 2; ++i) y[i] = V::fma(y[2 * i + 1], power, y[2 * i]);
+    if (left % 2) y[left / 2] = y[left - 1];
+    left = (left + 1) / 2;
+  }
+  return y[0];
+}
+
+// e^t for |t| ≤ −exp_floor, to which the caller clamps. For NaN it gives some number.
+template <class V> inline typename V::reg exp_of(typename V::reg t) {
+  using P = ExpPolynomial<typename V::scalar>;
+  const auto magic = V::set(P::magic);
+  const auto shifted = V::fma(t, V::set(P::log2e), magic);
+  const auto n = V::sub(shifted, magic);
+  auto r = V::fnma(n, V::set(P::ln2_hi), t);
+  r = V::fnma(n, V::set(P::ln2_lo), r);
+  return V::scale2(polynomial<V, P>(r), shifted);
+}
+
+}  // namespace
