@@ -1,13 +1,14 @@
-# make run | test | lint | docs | figures | grid | clean
+# make run | test | lint | doctest | docs | sanitize | wheels | figures | grid | speed | clean
 # One virtual environment, .venv, with khot installed editable; each target installs the extras it needs, once.
 
 PYTHON ?= python3
 # The version CI runs on; a plain `torch` would bring CUDA along on Linux. Override for a GPU: make TORCH=torch run
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
+NATIVE := src/khot/kernels/native
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test lint docs doctest figures grid clean
+.PHONY: run test lint docs doctest sanitize wheels figures grid speed clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
@@ -31,18 +32,34 @@ docs: $(call stamp,docs)
 figures: $(call stamp,docs)
 	$(BIN)/python docs/make_figures.py
 
+# The C entry points under the address and undefined-behaviour sanitizers, with 100,000 random cases.
+SANITIZE := $(CXX) -O1 -g -std=c++17 -fopenmp -fno-math-errno -fsanitize=address,undefined -fno-sanitize-recover=all
+X86 := $(filter x86_64,$(shell uname -m))
+sanitize:
+	@mkdir -p build
+	$(if $(X86),$(SANITIZE) -mavx2 -mfma -c $(NATIVE)/avx2.cpp -o build/avx2.o)
+	$(SANITIZE) $(filter-out %/avx2.cpp,$(wildcard $(NATIVE)/*.cpp)) tests/native/fuzz.cpp $(if $(X86),build/avx2.o) -o build/fuzz
+	build/fuzz 100000
+
+# The package builds with and without a compiler.
+wheels: $(call stamp,test)
+	$(BIN)/python tests/native/check_wheels.py
+
+speed: $(call stamp,test)
+	$(BIN)/python benchmarks/speed.py
+
 grid: $(call stamp,test)
 	$(BIN)/python benchmarks/grid.py
 
 clean:
-	rm -rf .venv site out
+	rm -rf .venv site out build
 
 .venv/bin/pip:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "khot needs Python 3.11 or newer")'
 	$(PYTHON) -m venv .venv
 
 # torch first and pinned, so that no extra pulls another build in.
-$(call stamp,run) $(call stamp,test) $(call stamp,lint) $(call stamp,docs): $(call stamp,%): pyproject.toml | .venv/bin/pip
+$(call stamp,run) $(call stamp,test) $(call stamp,lint) $(call stamp,docs): $(call stamp,%): pyproject.toml hatch_build.py $(wildcard $(NATIVE)/*) | .venv/bin/pip
 	$(BIN)/pip install --quiet "$(TORCH)" numpy
 	$(BIN)/pip install --quiet --editable ".[$(if $(filter run,$*),cli$(,)plot,$*)]"
 	@touch $@

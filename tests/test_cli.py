@@ -16,6 +16,12 @@ def test_tour_prints_a_table_and_saves_a_picture(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_info_says_which_kernels_run_and_why():
+    result = CliRunner().invoke(app, ["info"])
+    assert result.exit_code == 0
+    assert f"cpu: {khot.kernels.status()['cpu']}" in result.output
+
+
 def test_module_is_the_command():
     done = subprocess.run([sys.executable, "-m", "khot", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"khot {khot.__version__}\n"

@@ -14,7 +14,7 @@ class Rows(NamedTuple):
     x: Tensor
     """(…, n) scores in the compute dtype."""
     k: Tensor
-    """(…) float64, a view where it can be one."""
+    """(…) float64."""
     temperature: Tensor
     """(…) float64, within the positive range of the compute dtype; NaN where it was not positive."""
     mask: Tensor | None
@@ -35,30 +35,35 @@ def to_rows(
     dtype: torch.dtype,
 ) -> Rows:
     """Put `dim` last and bring every argument to its place there; all of it differentiable."""
-    batch = list(x.shape)
-    del batch[dim]
-    return Rows(
-        x.to(dtype).movedim(dim, -1),
-        per_row(k, batch, x.device),
-        _positive(per_row(temperature, batch, x.device), dtype),
-        None if mask is None else mask.expand(x.shape).movedim(dim, -1),
-    )
+    if mask is not None:
+        mask = _last(mask.expand(x.shape), dim)
+    x = _last(x if x.dtype == dtype else x.to(dtype), dim)
+    return Rows(x, _per_row(k, x), _positive(temperature, x), mask)
 
 
 def from_rows(y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """Undo `to_rows` for a result of shape (…, n)."""
-    return y.movedim(-1, dim).to(dtype)
+    if dim not in (-1, y.ndim - 1):
+        y = y.movedim(-1, dim)
+    return y if y.dtype == dtype else y.to(dtype)
 
 
-def per_row(value: float | Tensor, batch: list[int], device: torch.device) -> Tensor:
-    """A number or a broadcastable tensor as a float64 view of the batch shape."""
-    if not isinstance(value, Tensor):
-        value = torch.full((), value, dtype=torch.float64, device=device)
-    return value.to(torch.float64).expand(batch)
+def _last(t: Tensor, dim: int) -> Tensor:
+    return t if dim in (-1, t.ndim - 1) else t.movedim(dim, -1)
 
 
-def _positive(temperature: Tensor, dtype: torch.dtype) -> Tensor:
+def _per_row(value: float | Tensor, x: Tensor) -> Tensor:
+    """A number or a broadcastable tensor as float64 of the batch shape."""
+    batch = x.shape[:-1]
+    if isinstance(value, Tensor):
+        return value.to(torch.float64).expand(batch)
+    return torch.full(batch, value, dtype=torch.float64, device=x.device)
+
+
+def _positive(temperature: float | Tensor, x: Tensor) -> Tensor:
     # 1e-50 would round to 0 in float32, and (x − τ)/0 has no sign; the smallest normal number is hard enough.
-    info = torch.finfo(dtype)
-    clamped = temperature.clamp(info.tiny, info.max)
-    return torch.where(temperature > 0, clamped, torch.nan)
+    info = torch.finfo(x.dtype)
+    if not isinstance(temperature, Tensor):
+        return _per_row(min(max(temperature, info.tiny), info.max), x)
+    rows = _per_row(temperature, x)
+    return torch.where(rows > 0, rows.clamp(info.tiny, info.max), torch.nan)

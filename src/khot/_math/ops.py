@@ -1,7 +1,7 @@
 """The torch.library ops around the solvers: opaque to autograd, vmap and compile; the dispatcher chooses the kernel.
 
-The kernels given here are eager torch that never reads a value on the host, and serve every device; `khot.kernels` takes the
-CPU over.
+The kernels given here are eager torch that never reads a value on the host, and serve every device; `khot.kernels`
+takes the CPU over.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def solve(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, *, ear
     )
     regular = regular & tails.is_solved
     limit = torch.where(rest == 0, torch.inf, torch.where(rest == free, -torch.inf, torch.nan))
-    limit = torch.where(temperature > 0, limit, torch.nan)
+    limit = torch.where((temperature > 0) & ~free.isnan(), limit, torch.nan)
     return Root(x, Point(point.anchor, torch.where(regular, point.shift + tails.last_step, limit)), regular, tails)
 
 
@@ -150,7 +150,7 @@ class _Tails:
         return Residual(ratio, slope, left - right, noise)
 
     def probabilities(self) -> Tensor:
-        """σ(z) at the point of the last evaluation and one Newton step on, which also takes out what all z round alike."""
+        """σ(z) one Newton step on from the last evaluation, which also takes out what all z round alike."""
         p = (self.above - self.tail).abs_()
         v = torch.addcmul(self.tail, self.tail, self.tail, value=-1, out=self.spare)
         return p.sub_(v.mul_(self.last_step.to(p.dtype)))

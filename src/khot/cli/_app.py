@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
 from .._version import __version__
+from ..kernels import status
 from . import _tour
+from ._bench import bench
 
 app = typer.Typer(
     name="khot",
@@ -32,6 +36,17 @@ def _options(
     ] = False,
 ) -> None:
     pass
+
+
+app.command()(bench)
+
+
+@app.command()
+def info() -> None:
+    """Say the versions, and which kernels run where and why."""
+    typer.echo(f"khot {__version__}, torch {torch.__version__}, Python {platform.python_version()}")
+    for device, kernel in status().items():
+        typer.echo(f"{device}: {kernel}")
 
 
 @app.command()

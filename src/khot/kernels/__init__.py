@@ -1,4 +1,7 @@
-"""Faster twins of `_math`. Importing this gives the CPU to the native library, or to eager torch where there is none."""
+"""Faster twins of `_math`.
+
+Importing this gives the CPU to the native library, or to eager torch that stops early where there is none.
+"""
 
 from __future__ import annotations
 

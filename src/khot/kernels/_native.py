@@ -15,7 +15,18 @@ WIDE, PORTABLE = 1, 0  # the path: the widest vectors this machine has, or one l
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 _SIGNATURES = {
     # x, rows, n, k, its stride, T, its stride, mask, its strides, threads, path, p
-    "khot_sigmoid_topk_": (_POINTER, _LONG, _LONG, *(_POINTER, _LONG) * 2, _POINTER, _LONG, _LONG, _INT, _INT, _POINTER),
+    "khot_sigmoid_topk_": (
+        _POINTER,
+        _LONG,
+        _LONG,
+        *(_POINTER, _LONG) * 2,
+        _POINTER,
+        _LONG,
+        _LONG,
+        _INT,
+        _INT,
+        _POINTER,
+    ),
     # p, g, rows, n, T, its stride, threads, path, dx, dk
     "khot_sigmoid_topk_pull_": (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _LONG, _INT, _INT, _POINTER, _POINTER),
 }
@@ -54,10 +65,10 @@ _FUNCTIONS = {
 
 def sigmoid_topk(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, path: int = WIDE) -> Tensor:
     """As `_math.sigmoid.topk`."""
-    p = torch.empty(x.shape, dtype=x.dtype)
+    x, n = x.contiguous(), x.shape[-1]
+    p = torch.empty_like(x)
     if p.numel() == 0:
         return p
-    x, n = x.contiguous(), x.shape[-1]
     (k, k_step), (temperature, temperature_step) = _column(k), _column(temperature)
     if mask is not None:
         mask = mask.reshape(-1, n)  # a view of a broadcast mask, whose strides the kernel knows
@@ -81,11 +92,10 @@ def sigmoid_topk(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None,
 
 def sigmoid_topk_pull(g: Tensor, p: Tensor, temperature: Tensor, path: int = WIDE) -> tuple[Tensor, Tensor]:
     """As `_math.implicit.sigmoid_topk_pull`."""
-    dx = torch.empty(p.shape, dtype=p.dtype)
-    dk = torch.zeros(p.shape[:-1], dtype=torch.float64)
+    g, p, n = g.contiguous(), p.contiguous(), p.shape[-1]
+    dx, dk = torch.empty_like(p), torch.zeros(p.shape[:-1], dtype=torch.float64)
     if dx.numel() == 0:
         return dx, dk
-    g, p, n = g.contiguous(), p.contiguous(), p.shape[-1]
     temperature, step = _column(temperature)
     _FUNCTIONS["khot_sigmoid_topk_pull_", p.dtype](  # type: ignore[misc]
         p.data_ptr(),

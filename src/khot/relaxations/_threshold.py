@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ def sigmoid_topk(
     """
     _check_call(x, k, dim, temperature, mask)
     rows = _shape.to_rows(x, k, temperature, mask, dim, _shape.compute_dtype(x.dtype))
-    return _shape.from_rows(_choose(_Value, _ForwardValue).apply(*rows), dim, x.dtype)
+    return _shape.from_rows(_apply(_Value, _ForwardValue, rows), dim, x.dtype)
 
 
 def log_sigmoid_topk(
@@ -192,7 +193,11 @@ def _margin(
 ) -> tuple[Tensor, _shape.Rows]:
     """z = (x − τ)/T, (…, n) float64, and the rows it belongs to."""
     rows = _shape.to_rows(x, k, temperature, mask, dim, torch.float64)
-    return _choose(_Margin, _ForwardMargin).apply(*rows), rows
+    return _apply(_Margin, _ForwardMargin, rows), rows
+
+
+# Whether a torch.func transform is on; yes, for all we know, where torch does not say.
+_transforms_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 
 
 class _Implicit(torch.autograd.Function):
@@ -211,7 +216,8 @@ class _Value(_Implicit):
 
     @staticmethod
     def forward(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None) -> Tensor:
-        return ops.sigmoid_topk(x, k, temperature, mask)
+        p: Tensor = ops.sigmoid_topk(x, k, temperature, mask)
+        return p
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -237,7 +243,8 @@ class _Margin(_Implicit):
 
     @staticmethod
     def forward(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None) -> Tensor:
-        return ops.sigmoid_margin(x, k, temperature, mask)
+        z: Tensor = ops.sigmoid_margin(x, k, temperature, mask)
+        return z
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -261,5 +268,17 @@ def _tangents(like: Tensor, dx: Tensor | None, dk: Tensor | None, dt: Tensor | N
     return zero if dx is None else dx, dk, dt
 
 
-def _choose(plain: type[_Implicit], forward: type[_Implicit]) -> type[_Implicit]:
-    return plain if torch.compiler.is_compiling() else forward
+def _apply(plain: type[_Implicit], forward: type[_Implicit], rows: _shape.Rows) -> Tensor:
+    """`forward.apply`, or what is as good.
+
+    torch.compile needs the plain one. Outside of torch.func's transforms `apply` only adds a look at signatures
+    that takes longer than a small row does, so it is passed by.
+    """
+    result: Tensor
+    if torch.compiler.is_compiling():
+        result = plain.apply(*rows)
+    elif _transforms_active():
+        result = forward.apply(*rows)
+    else:
+        result = super(torch.autograd.Function, forward).apply(*rows)  # type: ignore[misc]
+    return result

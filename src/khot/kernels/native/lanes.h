@@ -44,6 +44,20 @@ inline __m256 log_of(__m256 y) {
   return V::fma(e, V::set(0.69314718f), log_m);
 }
 
+// Sums in float64, a lane per row.
+struct Total {
+  __m256d low = _mm256_setzero_pd(), high = _mm256_setzero_pd();
+  void add(__m256 v) {
+    low = _mm256_add_pd(low, _mm256_cvtps_pd(_mm256_castps256_ps128(v)));
+    high = _mm256_add_pd(high, _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1)));
+  }
+  __m256 less(const double* k) const {
+    const __m128 a = _mm256_cvtpd_ps(_mm256_sub_pd(low, _mm256_loadu_pd(k)));
+    const __m128 b = _mm256_cvtpd_ps(_mm256_sub_pd(high, _mm256_loadu_pd(k + 4)));
+    return _mm256_set_m128(b, a);
+  }
+};
+
 struct Block {
   const float* x;  // eight rows of n, one after another
   const uint8_t* mask;
@@ -119,7 +133,8 @@ inline __m256 third_order_steps(__m256 p, __m256 v, __m256 pv, __m256 vv, __m256
 inline unsigned solve_lanes(const Block& rows, const double* k64, int64_t k_stride, const double* t64, int64_t t_stride, float* out) {
   using V = Avx2Float;
   alignas(32) float lanes[8];
-  for (int r = 0; r < 8; ++r) lanes[r] = (float)k64[r * k_stride];
+  double counts[8];
+  for (int r = 0; r < 8; ++r) lanes[r] = (float)(counts[r] = k64[r * k_stride]);
   const auto k = V::load(lanes);
   for (int r = 0; r < 8; ++r) lanes[r] = (float)t64[r * t_stride];
   const auto temperature = V::load(lanes), scale = V::div(V::set(1), temperature);
@@ -127,9 +142,13 @@ inline unsigned solve_lanes(const Block& rows, const double* k64, int64_t k_stri
   __m256 x[khot::kShort], p[khot::kShort];
   __m256 count, mean, variance;
   const int64_t padded = gather(rows, x, &count, &mean, &variance);
-  const auto logit = log_of(V::div(k, V::sub(count, k)));
+  // The guess of sigmoid.h.
+  const auto share = log_of(V::div(k, count)), rest = log_of(V::div(V::sub(count, k), count));
   const auto width = _mm256_sqrt_ps(V::fma(V::set((float)(kPi / 8)), variance, V::mul(temperature, temperature)));
-  auto anchor = V::fnma(logit, width, mean), shift = V::set(0);
+  const auto middle = V::fnma(V::sub(share, rest), width, mean);
+  const auto drift = V::mul(V::mul(variance, V::set(0.5f)), scale);
+  const auto above = V::fnma(temperature, share, V::add(mean, drift)), below = V::fma(temperature, rest, V::sub(mean, drift));
+  auto anchor = V::blend(V::gt(count, V::add(k, k)), V::min(middle, above), V::max(middle, below)), shift = V::set(0);
 
   const auto floor = V::set(Limits<float>::exp_floor), ceiling = V::set(-Limits<float>::exp_floor);
   auto step = V::set(0), variability = V::set(0), bend = V::set(0);
@@ -153,22 +172,23 @@ inline unsigned solve_lanes(const Block& rows, const double* k64, int64_t k_stri
     shift = V::mul(V::add(V::sub(V::sub(anchor, moved), V::mul(step, temperature)), V::mul(shift, temperature)), scale);
     anchor = moved;
   }
-  auto settled = V::ge(V::set(0), V::set(1));
+  auto is_near = V::gt(V::set(0.5f), V::abs(step)), settled = is_near;  // a long step cannot be a polish
   for (int polish = 0; polish < 2; ++polish) {
     const auto grow = V::sub(exp_of<V>(V::max(V::min(step, V::set(1)), V::set(-1))), V::set(1));
-    __m256 sum[2] = {V::set(0), V::set(0)};
+    Total sum;
     for (int64_t j = 0; j < padded; ++j) {
       const auto t = V::mul(p[j], grow);
       p[j] = V::div(V::add(p[j], t), V::add(V::set(1), t));
-      sum[j & 1] = V::add(sum[j & 1], p[j]);
+      sum.add(p[j]);
     }
-    const auto total = V::add(sum[0], sum[1]);
+    const auto excess = sum.less(counts);
     variability = V::fma(step, bend, variability);
     const auto limit = V::mul(V::set(4 * Limits<float>::eps), variability);
-    const auto noise = V::mul(V::set(2 * Limits<float>::eps), _mm256_sqrt_ps(V::mul(total, V::min(total, V::set(1)))));
+    const auto noise = V::mul(V::set(2 * Limits<float>::eps), _mm256_sqrt_ps(V::mul(k, V::min(k, V::set(1)))));
     const auto is_clear = V::ge(V::mul(V::set(4), limit), noise);
-    settled = V::both(is_clear, V::ge(V::max(limit, noise), V::abs(V::sub(total, k))));
-    step = V::div(V::sub(k, total), variability);
+    settled = V::both(V::both(is_near, is_clear), V::ge(V::max(limit, noise), V::abs(excess)));
+    step = V::sub(V::set(0), V::div(excess, variability));
+    is_near = V::both(is_near, V::gt(V::set(0.5f), V::abs(step)));
     if (V::count(settled) == 8) break;
   }
   const unsigned failed = ~(unsigned)_mm256_movemask_ps(settled) & 0xffu;

@@ -192,8 +192,12 @@ template <class V, class T> bool guess(const Row<T>& row, double* count, double*
   }
   double mean, variance;
   if (!describe<V>(row, count, &mean, &variance) || !(row.k < *count)) return false;
-  const double logit = std::log(row.k) - std::log(*count - row.k);
-  *tau = mean - logit * std::sqrt(row.temperature * row.temperature + kPi / 8 * (variance > 0 ? variance : 0));
+  // E σ(x − τ) for normal x is nearly σ of a wider logistic, and at most E e^{x − τ}, which is sharper in the tail.
+  const double spread = variance > 0 ? variance : 0, t = row.temperature;
+  const double share = std::log(row.k / *count), rest = std::log1p(-row.k / *count);
+  const double middle = mean - (share - rest) * std::sqrt(t * t + kPi / 8 * spread);
+  const double above = mean + spread / (2 * t) - t * share, below = mean - spread / (2 * t) + t * rest;
+  *tau = 2 * row.k < *count ? (middle < above ? middle : above) : (middle > below ? middle : below);
   return std::isfinite(*tau);
 }
 
@@ -376,7 +380,7 @@ void pull_row(const T* p, const T* g, int64_t n, double temperature, int threads
   accumulate_row<V, 2>(n, threads, sums, [=](auto tag, int64_t i, auto* lanes) {
     using W = decltype(tag);
     const auto q = W::load(p + i);
-    const auto v = W::fnma(q, q, q);
+    const auto v = W::mul(q, W::sub(W::set(1), q));
     lanes[0] = W::add(lanes[0], v);
     lanes[1] = W::fma(v, W::load(g + i), lanes[1]);
   });
@@ -387,7 +391,7 @@ void pull_row(const T* p, const T* g, int64_t n, double temperature, int threads
   accumulate_row<V, 1>(n, threads, none, [=](auto tag, int64_t i, auto*) {
     using W = decltype(tag);
     const auto q = W::load(p + i);
-    const auto v = W::fnma(q, q, q);
+    const auto v = W::mul(q, W::sub(W::set(1), q));
     W::store(dx + i, W::mul(W::mul(v, W::set(scale)), W::sub(W::load(g + i), W::set(center))));
   });
 }

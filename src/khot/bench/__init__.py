@@ -1,0 +1,31 @@
+"""The benchmark behind `khot bench`: contenders, an interleaved measurement, and reports as strings and tables.
+
+Nothing here prints. `measure(CONTENDERS, Settings(shape=(4096, 64), k=8))` gives a `Report`; `records`, `to_csv`,
+`to_json`, `to_markdown` and `to_table` show it.
+"""
+
+from __future__ import annotations
+
+from ..relaxations._hard import hard_topk
+from ..relaxations._threshold import sigmoid_topk
+from ._measure import measure as measure
+from ._report import COLUMNS as COLUMNS
+from ._report import environment as environment
+from ._report import records as records
+from ._report import to_csv as to_csv
+from ._report import to_json as to_json
+from ._report import to_markdown as to_markdown
+from ._report import to_table as to_table
+from ._results import BASELINE as BASELINE
+from ._results import Report as Report
+from ._results import Result as Result
+from ._results import Settings as Settings
+from ._results import Timing as Timing
+from .rivals import RIVALS as RIVALS
+from .rivals import Rival as Rival
+
+OURS: dict[str, Rival] = {
+    BASELINE: Rival(fn=sigmoid_topk, what="khot's σ_k", kind="khot", inner_k=False),
+    "hard_topk": Rival(fn=hard_topk, what="khot's hard k-hot, no gradient", kind="khot", integer_k=True, inner_k=False),
+}
+CONTENDERS: dict[str, Rival] = {**OURS, **RIVALS}

@@ -1,0 +1,164 @@
+"""`khot bench`: your shapes, khot against the field."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Never
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from ..bench import BASELINE, CONTENDERS, Report, Rival, Settings, measure, records, to_csv, to_json, to_table
+
+DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
+WIDE = 140  # columns of the table where no terminal limits it
+
+
+def bench(
+    shape: Annotated[str, typer.Option(help="Shape of the scores; rows lie along the last dim.")] = "4096x64",
+    k: Annotated[str, typer.Option(help="How many to choose: 8, 2.5 or 10% of n (rounded, at least 1).")] = "8",
+    dtype: Annotated[str, typer.Option(help=", ".join(DTYPES) + ".")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    op: Annotated[
+        list[str] | None, typer.Option(help="A contender; repeat for more. Default: all. sigmoid_topk always runs.")
+    ] = None,
+    threads: Annotated[int, typer.Option(help="Threads. With 1 the clock is CPU time, else wall time.")] = 1,
+    compiled: Annotated[bool, typer.Option("--compile", help="Put every contender through torch.compile.")] = False,
+    budget: Annotated[float, typer.Option(help="Seconds of samples for each contender.")] = 1.0,
+    csv: Annotated[Path | None, typer.Option(help="Write a CSV file as well.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, to stdout.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="Name the contenders and stop.")] = False,
+) -> None:
+    """Time σ_k against torch's operators and the published soft top-k methods, at your shape.
+
+    Contenders take turns, so that noise hits all alike; figures are medians with the 20th and 80th percentile.
+
+    A contender that cannot run is named with the reason. Ctrl-C ends early and keeps what was measured.
+
+    For example:
+
+    khot bench --shape 4096x64 --k 8
+
+    khot bench --shape 1000000 --k 10% --op torch.topk --op lapsum --budget 5 --csv out.csv
+
+    khot bench --list
+    """
+    if listing:
+        Console().print(_listing())
+        return
+    contenders = _contenders(op or list(CONTENDERS))
+    settings = _settings(shape, k, dtype, device, threads, compiled, budget)
+    if csv is not None and (csv.is_dir() or not csv.parent.is_dir()):
+        _fail(f"--csv must name a file in an existing folder; got {csv}")
+
+    try:
+        report = _measure(contenders, settings)
+    except (RuntimeError, MemoryError) as error:  # contenders' own failures are reasons in the report
+        _fail(f"--shape must fit into memory; got {shape}: {str(error).splitlines()[0]}")
+    rows = records(report)
+    if json:
+        typer.echo(to_json(rows))
+    else:
+        _show(report)
+    if csv is not None:
+        try:
+            csv.write_text(to_csv(rows), encoding="utf-8")
+        except OSError as error:
+            _fail(f"--csv must be writable; got {error}")
+    if report.interrupted:
+        raise typer.Exit(130)
+
+
+def _settings(shape: str, k: str, dtype: str, device: str, threads: int, compiled: bool, budget: float) -> Settings:
+    sizes = _shape(shape)
+    if dtype not in DTYPES:
+        _fail(f"--dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
+    if threads < 1:
+        _fail(f"--threads must be ≥ 1; got {threads}")
+    if not budget > 0:
+        _fail(f"--budget must be > 0 seconds; got {budget:g}")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        _fail(f"--device must be cpu, cuda or cuda:N; got {device!r}")
+    if device != "cpu" and not torch.cuda.is_available():
+        _fail(f"--device {device} needs a CUDA build of torch and a GPU; torch.cuda.is_available() is False")
+    return Settings(
+        shape=sizes,
+        k=_count(k, sizes[-1]),
+        dtype=DTYPES[dtype],
+        device=device,
+        threads=threads,
+        compile=compiled,
+        budget=budget,
+    )
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"[1-9]\d*([x×][1-9]\d*)*", text):
+        _fail(f"--shape must be positive whole numbers joined by x, such as 4096x64; got {text!r}")
+    return tuple(map(int, re.split("[x×]", text)))
+
+
+def _count(text: str, n: int) -> float:
+    try:
+        value = max(1, round(float(text[:-1]) / 100 * n)) if text.endswith("%") else float(text)
+    except (ValueError, OverflowError):
+        _fail(f"--k must be a number such as 8 or 2.5, or a share such as 10%; got {text!r}")
+    if not 0 <= value <= n or (text.endswith("%") and not 0 <= float(text[:-1]) <= 100):
+        _fail(f"--k must satisfy 0 ≤ k ≤ {n} (the last size of --shape); got {text}")
+    return int(value) if value == int(value) else value
+
+
+def _contenders(names: list[str]) -> dict[str, Rival]:
+    for name in names:
+        if name not in CONTENDERS:
+            near = difflib.get_close_matches(name, CONTENDERS, n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(near)}?" if near else "khot bench --list names them all"
+            _fail(f"--op must be a known contender; got {name!r}: {hint}")
+    return {name: CONTENDERS[name] for name in dict.fromkeys((BASELINE, *names))}
+
+
+def _fail(message: str) -> Never:
+    typer.echo(f"khot bench: {message}.".replace("?.", "?"), err=True)
+    raise typer.Exit(2)
+
+
+def _measure(contenders: dict[str, Rival], settings: Settings) -> Report:
+    """With a bar on stderr, where stdout's readers do not see it."""
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("", total=None)
+        return measure(
+            contenders,
+            settings,
+            lambda label, done, total: bar.update(task, description=f"{label:<32}", completed=done, total=total),
+        )
+
+
+def _show(report: Report) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDE)
+    console.print(to_table(report))
+    console.print(
+        "Times: median (20th–80th percentile). × khot: above 1 is slower than sigmoid_topk. Memory: peak of a forward "
+        "call in units of the input. |Σ−k|: relative, worst row. range: entries outside [0, 1]. – does not apply.",
+        style="dim",
+    )
+    for result in report.results:
+        if text := "; ".join(
+            filter(None, (result.skipped and f"skipped: {result.skipped}", result.note, *result.flags))
+        ):
+            console.print(f"{result.name}: {text}", markup=False, highlight=False)
+
+
+def _listing() -> Table:
+    table = Table("contender", "kind", "method", "k", pad_edge=False)
+    for name, rival in CONTENDERS.items():
+        missing = f" ({rival.package} is not installed)" if rival.fn is None else ""
+        table.add_row(name, rival.kind, rival.what + missing, "whole" if rival.integer_k else "any")
+    return table

@@ -1,0 +1,131 @@
+// Fuzzes the C entry points under the address and undefined-behaviour sanitizers: random sizes, ks, temperatures, masks and
+// bit patterns. A case fails if a row that can be satisfied does not sum to k, if one that cannot is not NaN, or if an entry
+// leaves [0, 1]; the sanitizers catch the rest. Usage: fuzz [cases] [seed]
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+extern "C" {
+void khot_sigmoid_topk_float(const float*, int64_t, int64_t, const double*, int64_t, const double*, int64_t, const uint8_t*, int64_t,
+                             int64_t, int, int, float*);
+void khot_sigmoid_topk_double(const double*, int64_t, int64_t, const double*, int64_t, const double*, int64_t, const uint8_t*, int64_t,
+                              int64_t, int, int, double*);
+void khot_sigmoid_topk_pull_float(const float*, const float*, int64_t, int64_t, const double*, int64_t, int, int, float*, double*);
+void khot_sigmoid_topk_pull_double(const double*, const double*, int64_t, int64_t, const double*, int64_t, int, int, double*, double*);
+}
+
+namespace {
+
+using Rng = std::mt19937_64;
+
+void topk(const float* x, int64_t rows, int64_t n, const double* k, const double* t, const uint8_t* m, int64_t ms, int threads, int path,
+          float* p) {
+  khot_sigmoid_topk_float(x, rows, n, k, 1, t, 1, m, n * ms, ms, threads, path, p);
+}
+void topk(const double* x, int64_t rows, int64_t n, const double* k, const double* t, const uint8_t* m, int64_t ms, int threads, int path,
+          double* p) {
+  khot_sigmoid_topk_double(x, rows, n, k, 1, t, 1, m, n * ms, ms, threads, path, p);
+}
+void pull(const float* p, const float* g, int64_t rows, int64_t n, const double* t, int path, float* dx, double* dk) {
+  khot_sigmoid_topk_pull_float(p, g, rows, n, t, 1, 1, path, dx, dk);
+}
+void pull(const double* p, const double* g, int64_t rows, int64_t n, const double* t, int path, double* dx, double* dk) {
+  khot_sigmoid_topk_pull_double(p, g, rows, n, t, 1, 1, path, dx, dk);
+}
+
+template <class T> T any_bits(Rng& rng) {
+  T v;
+  const uint64_t bits = rng();
+  std::memcpy(&v, &bits, sizeof v);
+  return v;
+}
+
+template <class T> void fill(Rng& rng, std::vector<T>& x) {
+  std::normal_distribution<double> normal;
+  std::uniform_real_distribution<double> uniform;
+  const int kind = (int)(rng() % 10);
+  const double scale = std::pow(10, 8 * uniform(rng) - 4);
+  for (auto& v : x) switch (kind) {
+      case 0: v = any_bits<T>(rng); break;                                                    // NaN, inf, denormals and all
+      case 1: v = (T)(scale * std::tan(3.14159 * (uniform(rng) - 0.5))); break;               // heavy tails
+      case 2: v = (T)std::floor(4 * uniform(rng)); break;                                     // ties
+      case 3: v = (T)scale; break;                                                            // all equal
+      case 4: v = uniform(rng) < 0.1 ? std::numeric_limits<T>::infinity() : (T)normal(rng); break;
+      case 5: v = uniform(rng) < 0.5 ? -std::numeric_limits<T>::infinity() : (T)normal(rng); break;
+      case 6: v = (T)(1000 + scale * normal(rng)); break;
+      case 7: v = (T)(normal(rng) * std::numeric_limits<T>::min()); break;                    // denormals
+      case 8: v = uniform(rng) < 0.02 ? std::numeric_limits<T>::quiet_NaN() : (T)normal(rng); break;
+      default: v = (T)(scale * normal(rng));
+    }
+}
+
+// What the row must give: the sum, or NaN.
+template <class T> double expected(const T* x, const uint8_t* mask, int64_t stride, int64_t n, double k, double t) {
+  int64_t allowed = 0;
+  bool nan = !(t > 0);
+  for (int64_t i = 0; i < n; ++i) {
+    if (mask && !mask[i * stride]) continue;
+    nan |= std::isnan(x[i]);
+    allowed += x[i] > -std::numeric_limits<T>::infinity();
+  }
+  return nan || !(k >= 0 && k <= (double)allowed) ? std::nan("") : k;
+}
+
+template <class T> int fuzz(Rng& rng, long number) {
+  std::uniform_real_distribution<double> uniform;
+  const int64_t n = 1 + (int64_t)(rng() % (number % 500 == 0 ? 100000 : number % 20 == 0 ? 2000 : 80));
+  const int64_t rows = number % 500 == 0 ? 1 : 1 + (int64_t)(rng() % 20);
+  const int64_t stride = rng() % 4 ? 1 : 3;
+  std::vector<T> x((size_t)(rows * n)), p(x.size()), g(x.size(), (T)0.5), dx(x.size());
+  std::vector<double> k((size_t)rows), t((size_t)rows), dk((size_t)rows);
+  std::vector<uint8_t> mask;
+  fill(rng, x);
+  if (rng() % 3 == 0)
+    for (int64_t i = 0; i < rows * n * stride; ++i) mask.push_back(rng() % 4 != 0);
+  for (int64_t r = 0; r < rows; ++r) {
+    const int kind = (int)(rng() % 8);
+    k[(size_t)r] = kind == 0 ? any_bits<double>(rng) : kind == 1 ? (double)(n + 1) : kind < 5 ? std::floor((double)(n + 1) * uniform(rng)) : (double)n * uniform(rng);
+    t[(size_t)r] = rng() % 50 == 0 ? std::nan("") : std::pow(10, 10 * uniform(rng) - 6);
+  }
+  const uint8_t* m = mask.empty() ? nullptr : mask.data();
+  const int path = (int)(rng() % 2), threads = 1 + (int)(rng() % 2);
+  topk(x.data(), rows, n, k.data(), t.data(), m, stride, threads, path, p.data());
+  pull(p.data(), g.data(), rows, n, t.data(), path, dx.data(), dk.data());
+  const double limit = sizeof(T) == 4 ? 1e-6 : 1e-9;
+  for (int64_t r = 0; r < rows; ++r) {
+    const double want = expected(x.data() + r * n, m ? m + r * n * stride : nullptr, stride, n, k[(size_t)r], t[(size_t)r]);
+    double sum = 0;
+    bool in_range = true;
+    for (int64_t i = 0; i < n; ++i) {
+      const double v = (double)p[(size_t)(r * n + i)];
+      sum += v;
+      in_range &= v >= 0 && v <= 1;
+    }
+    const bool good = std::isnan(want) ? std::isnan(sum) : in_range && std::fabs(sum - want) <= limit * std::fmax(want, 1);
+    if (!good) {
+      std::printf("case %ld row %ld of %ld: n=%ld k=%.17g T=%.17g path=%d %s: sum %.17g, expected %.17g\n", number, (long)r, (long)rows,
+                  (long)n, k[(size_t)r], t[(size_t)r], path, sizeof(T) == 4 ? "float" : "double", sum, want);
+      for (int64_t i = 0; i < n && i < 40; ++i)
+        std::printf(m && !m[(r * n + i) * stride] ? "(%.9g) " : "%.9g ", (double)x[(size_t)(r * n + i)]);
+      std::printf("\n");
+      return 1;
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const long cases = argc > 1 ? std::atol(argv[1]) : 100000;
+  Rng rng(argc > 2 ? (uint64_t)std::atoll(argv[2]) : 0);
+  int failed = 0;
+  for (long i = 0; i < cases && failed < 10; ++i) failed += i % 3 ? fuzz<float>(rng, i) : fuzz<double>(rng, i);
+  std::printf("%ld cases, %d failed\n", cases, failed);
+  return failed != 0;
+}

@@ -1,0 +1,157 @@
+"""The native kernel against the eager reference: every value and every gradient."""
+
+import math
+from unittest.mock import patch
+
+import pytest
+import torch
+from cases import scores
+from grid import DISTRIBUTIONS, TEMPERATURES, counts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import khot
+from khot._math import implicit, sigmoid
+from khot.kernels import _native
+
+needs_native = pytest.mark.skipif(_native.LIBRARY is None, reason=_native.REASON)
+INF, NAN = math.inf, math.nan
+ATOL = {torch.float32: 1e-6, torch.float64: 1e-12}
+PATHS = {"wide": _native.WIDE, "portable": _native.PORTABLE}
+
+
+def eager(x, k, temperature, mask=None):
+    return sigmoid.topk(x, k, temperature, mask, early_stop=True)
+
+
+def rows(*values):
+    return (torch.as_tensor(v, dtype=torch.float64) for v in values)
+
+
+@needs_native
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_grid(name, dtype, path):
+    for n in (64, 1000, 16384):
+        x = scores(name, n, dtype)
+        k, temperature = (t.flatten() for t in torch.meshgrid(*rows(counts(n), TEMPERATURES), indexing="ij"))
+        got = _native.sigmoid_topk(x.expand(len(k), n), k, temperature, None, PATHS[path])
+        expected = eager(x.double().expand(len(k), n), k, temperature).to(dtype)
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-6 if dtype == torch.float32 else 1e-10)
+        assert bool(
+            ((got.double().sum(-1) - k).abs() <= (1e-6 if dtype == torch.float32 else 1e-9) * k.clamp(min=1)).all()
+        )
+
+
+@needs_native
+@given(
+    batch=st.lists(st.integers(0, 9), max_size=2),
+    n=st.one_of(st.integers(1, 40), st.integers(200, 300), st.just(1500)),
+    double=st.booleans(),
+    layout=st.sampled_from(["contiguous", "strided", "transposed", "expanded"]),
+    masking=st.sampled_from(["none", "row", "full"]),
+    special=st.sampled_from([None, INF, -INF, NAN]),
+    path=st.sampled_from(sorted(PATHS)),
+    whole=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=250, deadline=None)
+def test_values_and_gradients(batch, n, double, layout, masking, special, path, whole, seed):
+    generator = torch.Generator().manual_seed(seed)
+    dtype = torch.float64 if double else torch.float32
+
+    def uniform(*shape):
+        return torch.rand(shape, generator=generator, dtype=torch.float64)
+
+    x = (torch.randn(*batch, n, generator=generator, dtype=torch.float64) * 10 ** (4 * uniform(1) - 2)).to(dtype)
+    if special is not None:
+        x = torch.where(uniform(*batch, n) < 0.1, special, x)
+    if layout == "strided":
+        x = torch.stack((x, -x), -1).flatten(-2)[..., ::2]
+    elif layout == "transposed" and batch:
+        x = x.movedim(-1, 0).contiguous().movedim(0, -1)
+    elif layout == "expanded" and batch:
+        x = x[:1].expand(x.shape)
+    mask = {"none": None, "row": uniform(n) < 0.8, "full": uniform(*batch, n) < 0.8}[masking]
+    mask = None if mask is None else mask.expand(x.shape)
+    k = uniform(*batch) * 1.1 * n
+    k = k.floor() if whole else k
+    temperature = 10 ** (4 * uniform(*batch) - 2)
+
+    got = _native.sigmoid_topk(x, k, temperature, mask, PATHS[path])
+    expected = eager(x, k, temperature, mask)
+    torch.testing.assert_close(got, expected, rtol=0, atol=ATOL[dtype], equal_nan=True)
+
+    g = torch.randn(*batch, n, generator=generator, dtype=torch.float64).to(dtype)
+    dx, dk = _native.sigmoid_topk_pull(g, got, temperature, PATHS[path])
+    exact_dx, exact_dk = implicit.sigmoid_topk_pull(g.double(), got.double(), temperature)
+    # Both are differences of numbers of this size, to so many digits; where Σv is all rounding there are none.
+    v, eps = got.double() * (1 - got.double()), torch.finfo(dtype).eps
+    clear = ~(v.sum(-1) < 1e-4)
+    size = (v * g.abs().double()).amax(-1) / temperature
+    close_dx = (dx.double() - exact_dx).abs().amax(-1) <= 50 * eps * size + 1e-30
+    close_dk = (dk - exact_dk).abs() <= 50 * eps * g.abs().double().amax(-1) / v.sum(-1).clamp(max=1)
+    is_nan = got.isnan().any(-1)
+    assert bool((close_dx & close_dk | is_nan | ~clear).all())
+    assert bool((dx.isnan().any(-1) == is_nan).all())
+
+
+@needs_native
+def test_saturated_rows_have_zero_gradient():
+    p = torch.tensor([[1.0, 0.0, 1.0], [0.5, 0.5, 1.0]])
+    dx, dk = _native.sigmoid_topk_pull(torch.randn(2, 3), p, torch.ones(2, dtype=torch.float64))
+    assert bool((dx[0] == 0).all())
+    assert dk[0] == 0
+    assert bool((dx[1, :2] != 0).all())
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(1, 300_000), (3, 100_000), (70, 5000), (1000, 64)])
+@pytest.mark.parametrize("temperature", [1.0, 1e-3])
+def test_same_bits_at_any_number_of_threads(shape, dtype, temperature):
+    x, g = torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)
+    k, t = torch.full(shape[:1], shape[1] / 10).double(), torch.full(shape[:1], temperature).double()
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            p = _native.sigmoid_topk(x, k, t, None)
+            results.append((p, *_native.sigmoid_topk_pull(g, p, t)))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@needs_native
+def test_kernel_is_what_the_op_runs():
+    x = torch.randn(4, 50)
+    expected = _native.sigmoid_topk(x, *rows([5.0] * 4, [1.0] * 4), None)
+    assert torch.equal(khot.sigmoid_topk(x, 5), expected)
+    assert "native" in khot.kernels.status()["cpu"]
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_eager_reference_keeps_its_promise(name, dtype):
+    for n in (64, 1024):
+        x = scores(name, n, dtype)
+        k, temperature = (t.flatten() for t in torch.meshgrid(*rows(counts(n), TEMPERATURES), indexing="ij"))
+        total = eager(x.expand(len(k), n), k, temperature).double().sum(-1)
+        assert bool(((total - k).abs() <= (1e-6 if dtype == torch.float32 else 1e-9) * k.clamp(min=1)).all())
+
+
+def test_without_a_library(tmp_path):
+    with patch.object(_native, "HERE", tmp_path):
+        library, reason = _native._load()
+        assert library is None
+        assert reason.startswith("eager torch (native library not built")
+        (tmp_path / "build.txt").write_text("not built: no C++ compiler (looked for $CXX, c++, g++, clang++)\n")
+        assert "no C++ compiler" in _native._load()[1]
+        (tmp_path / "libkhot.so").write_bytes(b"not a library")
+        library, reason = _native._load()
+        assert library is None
+        assert "does not load" in reason
