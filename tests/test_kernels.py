@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import khot
-from khot._math import implicit, sigmoid
+from khot._math import implicit, select, sigmoid
 from khot.kernels import _native
 
 needs_native = pytest.mark.skipif(_native.LIBRARY is None, reason=_native.REASON)
@@ -84,6 +84,10 @@ def test_values_and_gradients(batch, n, double, layout, masking, special, path, 
     torch.testing.assert_close(got, expected, rtol=0, atol=ATOL[dtype], equal_nan=True)
 
     g = torch.randn(*batch, n, generator=generator, dtype=torch.float64).to(dtype)
+    coarse = (4 * x).round()  # with ties
+    hard = _native.hard_topk(coarse, k, mask)
+    torch.testing.assert_close(hard, select.k_hot(coarse, k, mask), rtol=0, atol=0, equal_nan=True)
+
     dx, dk = _native.sigmoid_topk_pull(g, got, temperature, PATHS[path])
     exact_dx, exact_dk = implicit.sigmoid_topk_pull(g.double(), got.double(), temperature)
     # Both are differences of numbers of this size, to so many digits; where Σv is all rounding there are none.
@@ -124,6 +128,15 @@ def test_same_bits_at_any_number_of_threads(shape, dtype, temperature):
         torch.set_num_threads(before)
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@needs_native
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_hard_selection_of_long_rows(name):
+    x = scores(name, 200_000, torch.float32)
+    for k in (1, 10, 1000, 100_000, 199_999, 200_000):
+        got = _native.hard_topk(x, torch.tensor(k, dtype=torch.float64), None)
+        assert torch.equal(got, select.k_hot(x, torch.tensor(k, dtype=torch.float64), None))
 
 
 @needs_native

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import implicit, sigmoid
+from . import implicit, select, sigmoid
 
 LIBRARY = torch.library.Library("khot", "DEF")
 
@@ -57,4 +57,8 @@ sigmoid_topk_pull = _define(
     "(Tensor g, Tensor p, Tensor temperature) -> (Tensor, Tensor)",
     implicit.sigmoid_topk_pull,
     lambda g, p, temperature: (_empty(p), _empty(temperature, torch.float64)),
+)
+# (x (…, n), k (…) float64, mask (…, n) or None) → (…, n)
+hard_topk = _define(
+    "hard_topk", "(Tensor x, Tensor k, Tensor? mask) -> Tensor", select.k_hot, lambda x, k, mask: _empty(x)
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from .._math import implicit, sigmoid
+from .._math import sigmoid
 from .._math.ops import LIBRARY
 from . import _native
 
@@ -24,8 +24,8 @@ def status() -> dict[str, str]:
 
 if _native.LIBRARY is None:
     LIBRARY.impl("sigmoid_topk", partial(sigmoid.topk, early_stop=True), "CPU")
-    LIBRARY.impl("sigmoid_topk_pull", implicit.sigmoid_topk_pull, "CPU")
 else:
+    LIBRARY.impl("hard_topk", _native.hard_topk, "CPU")
     LIBRARY.impl("sigmoid_topk", _native.sigmoid_topk, "CPU")
     LIBRARY.impl("sigmoid_topk_pull", _native.sigmoid_topk_pull, "CPU")
 LIBRARY.impl("sigmoid_margin", partial(sigmoid.margin, early_stop=True), "CPU")

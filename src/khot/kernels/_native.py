@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-ABI = 1  # khot_abi() in native/khot.cpp
+ABI = 2  # khot_abi() in native/khot.cpp
 HERE = Path(__file__).parent
 WIDE, PORTABLE = 1, 0  # the path: the widest vectors this machine has, or one lane at a time
 
@@ -27,6 +27,8 @@ _SIGNATURES = {
         _INT,
         _POINTER,
     ),
+    # x, rows, n, k, its stride, mask, its strides, threads, out
+    "khot_hard_topk_": (_POINTER, _LONG, _LONG, _POINTER, _LONG, _POINTER, _LONG, _LONG, _INT, _POINTER),
     # p, g, rows, n, T, its stride, threads, path, dx, dk
     "khot_sigmoid_topk_pull_": (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _LONG, _INT, _INT, _POINTER, _POINTER),
 }
@@ -70,8 +72,7 @@ def sigmoid_topk(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None,
     if p.numel() == 0:
         return p
     (k, k_step), (temperature, temperature_step) = _column(k), _column(temperature)
-    if mask is not None:
-        mask = mask.reshape(-1, n)  # a view of a broadcast mask, whose strides the kernel knows
+    mask, *mask_place = _mask(mask, n)
     _FUNCTIONS["khot_sigmoid_topk_", x.dtype](  # type: ignore[misc]
         x.data_ptr(),
         p.numel() // n,
@@ -80,9 +81,7 @@ def sigmoid_topk(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None,
         k_step,
         temperature.data_ptr(),
         temperature_step,
-        None if mask is None else mask.data_ptr(),
-        0 if mask is None else mask.stride(0),
-        0 if mask is None else mask.stride(1),
+        *mask_place,
         torch.get_num_threads(),
         path,
         p.data_ptr(),
@@ -110,6 +109,28 @@ def sigmoid_topk_pull(g: Tensor, p: Tensor, temperature: Tensor, path: int = WID
         dk.data_ptr(),
     )
     return dx, dk
+
+
+def hard_topk(x: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+    """As `_math.select.k_hot`."""
+    x, n = x.contiguous(), x.shape[-1]
+    out = torch.empty_like(x)
+    if out.numel() == 0:
+        return out
+    k, step = _column(k)
+    mask, *mask_place = _mask(mask, n)
+    _FUNCTIONS["khot_hard_topk_", x.dtype](  # type: ignore[misc]
+        x.data_ptr(), out.numel() // n, n, k.data_ptr(), step, *mask_place, torch.get_num_threads(), out.data_ptr()
+    )
+    return out
+
+
+def _mask(mask: Tensor | None, n: int) -> tuple[Tensor | None, int | None, int, int]:
+    """The mask as rows (to be kept while it is read), its address, and its strides."""
+    if mask is None:
+        return None, None, 0, 0
+    mask = mask.reshape(-1, n)  # a view even of a broadcast mask
+    return mask, mask.data_ptr(), mask.stride(0), mask.stride(1)
 
 
 def _column(t: Tensor) -> tuple[Tensor, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from .. import _check, _shape
-from .._math import select
+from .._math import ops
 
 
 def hard_topk(x: Tensor, k: float | Tensor, *, dim: int = -1, mask: Tensor | None = None) -> Tensor:
@@ -22,7 +22,7 @@ def hard_topk(x: Tensor, k: float | Tensor, *, dim: int = -1, mask: Tensor | Non
     Returns:
         A tensor like `x` of zeros and ones, without a gradient (see `straight_through`). Tensor values are not read on
         the host: a row that cannot be satisfied (k out of range or not whole, too few allowed entries, NaN in `x`) is
-        NaN, and that row only. O(n log n).
+        NaN, and that row only. O(n) on the CPU with the native kernel, which selects and does not sort.
 
     Examples:
         >>> hard_topk(torch.tensor([0.3, 0.9, 0.3, 0.1]), 2)
@@ -31,8 +31,8 @@ def hard_topk(x: Tensor, k: float | Tensor, *, dim: int = -1, mask: Tensor | Non
     _check.scores(x, dim)
     _check.count(k, x, dim, integral=True)
     _check.mask(mask, x)
-    rows = _shape.to_rows(x.detach(), k, 1.0, mask, dim, x.dtype)
-    return _shape.from_rows(select.k_hot(rows.x, rows.k, rows.mask), dim, x.dtype)
+    rows = _shape.to_rows(x.detach(), k, 1.0, mask, dim, _shape.compute_dtype(x.dtype))
+    return _shape.from_rows(ops.hard_topk(rows.x, rows.k.detach(), rows.mask), dim, x.dtype)
 
 
 def straight_through(hard: Tensor, soft: Tensor) -> Tensor:

@@ -4,6 +4,7 @@
 #endif
 
 #include "kernels.h"
+#include "select.h"
 
 namespace {
 
@@ -73,12 +74,20 @@ void pull(const T* p, const T* g, int64_t rows, int64_t n, const double* tempera
   });
 }
 
+template <class T>
+void hard(const T* x, int64_t rows, int64_t n, const double* k, int64_t k_stride, const uint8_t* mask, int64_t mask_row_stride,
+          int64_t mask_stride, int threads, T* out) {
+  for_rows(rows, n, threads, [&](int64_t r, int) {
+    khot::hard_row(x + r * n, mask ? mask + r * mask_row_stride : nullptr, mask_stride, n, k[r * k_stride], out + r * n);
+  });
+}
+
 }  // namespace
 
 #define KHOT_API extern "C" __attribute__((visibility("default")))
 
 // Bumped when a signature below changes, so that an old library is not called with new arguments.
-KHOT_API int khot_abi() { return 1; }
+KHOT_API int khot_abi() { return 2; }
 
 // 1 if the wide path runs on this machine.
 KHOT_API int khot_has_avx2() { return has_avx2(); }
@@ -99,3 +108,11 @@ KHOT_TOPK(khot_sigmoid_topk_double, double)
   }
 KHOT_PULL(khot_sigmoid_topk_pull_float, float)
 KHOT_PULL(khot_sigmoid_topk_pull_double, double)
+
+#define KHOT_HARD(NAME, T)                                                                                             \
+  KHOT_API void NAME(const T* x, int64_t rows, int64_t n, const double* k, int64_t k_stride, const uint8_t* mask,        \
+                     int64_t mask_row_stride, int64_t mask_stride, int threads, T* out) {                                \
+    hard(x, rows, n, k, k_stride, mask, mask_row_stride, mask_stride, threads, out);                                     \
+  }
+KHOT_HARD(khot_hard_topk_float, float)
+KHOT_HARD(khot_hard_topk_double, double)

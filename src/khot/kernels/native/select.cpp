@@ -1,8 +1,10 @@
 #include "select.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <functional>
+#include <limits>
 
 namespace khot {
 namespace {
@@ -54,6 +56,37 @@ template <class T> void select_any(T* values, int64_t m, int64_t r, int64_t s, T
   select_directly(values, m, r, s, value_r, value_s);
 }
 
+template <class T> void hard_any(const T* x, const uint8_t* mask, int64_t mask_stride, int64_t n, double k, T* out) {
+  const T low = -std::numeric_limits<T>::infinity();
+  const auto at = [=](int64_t i) { return !mask || mask[i * mask_stride] ? x[i] : low; };
+  int64_t possible = 0;
+  bool fits = k >= 0 && k == std::floor(k);
+  for (int64_t i = 0; i < n; ++i) {
+    const T value = at(i);
+    fits &= value == value;
+    out[possible] = value;  // scratch, until the end
+    possible += value > low;
+  }
+  if (!fits || k > (double)possible) {
+    std::fill(out, out + n, std::numeric_limits<T>::quiet_NaN());
+    return;
+  }
+  T bound = low;
+  int64_t ties = 0;
+  if (k > 0) {
+    const auto rank = (int64_t)k;
+    select_any(out, possible, rank, rank, &bound, &bound);
+    ties = rank;
+    for (int64_t i = 0; i < n; ++i) ties -= at(i) > bound;
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    const T value = at(i);
+    const bool is_tie = value == bound && ties > 0;
+    ties -= is_tie;
+    out[i] = k > 0 && (value > bound || is_tie) ? T(1) : T(0);
+  }
+}
+
 }  // namespace
 
 void select_ranks(float* values, int64_t m, int64_t r, int64_t s, float* value_r, float* value_s) {
@@ -61,6 +94,13 @@ void select_ranks(float* values, int64_t m, int64_t r, int64_t s, float* value_r
 }
 void select_ranks(double* values, int64_t m, int64_t r, int64_t s, double* value_r, double* value_s) {
   select_any(values, m, r, s, value_r, value_s);
+}
+
+void hard_row(const float* x, const uint8_t* mask, int64_t mask_stride, int64_t n, double k, float* out) {
+  hard_any(x, mask, mask_stride, n, k, out);
+}
+void hard_row(const double* x, const uint8_t* mask, int64_t mask_stride, int64_t n, double k, double* out) {
+  hard_any(x, mask, mask_stride, n, k, out);
 }
 
 }  // namespace khot
