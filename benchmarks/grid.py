@@ -1,4 +1,4 @@
-"""The robustness grid of `khot.sigmoid_topk`: kind of scores × temperature × k × n × dtype, held against its promises.
+"""The robustness grid of `khot.sigmoid_topk`: kind of scores × temperature × k × n × dtype × kernel, and its promises.
 
 Each case is one row. Its sum is taken exactly; in float32 its entries are compared with a float64 root found by other
 means. `grid.csv` gets every case, `grid.md` the worst ones.
@@ -17,6 +17,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +31,7 @@ from scipy.special import expit
 from torch import Generator, Tensor
 
 import khot
+from khot._math import sigmoid
 from khot._math.roots import Point, Residual
 from khot._math.sigmoid import _Tails
 
@@ -37,6 +39,10 @@ SEED = 0
 SIZES = (64, 1024, 16_384, 1_000_000)
 TEMPERATURES = (1e-3, 1e-2, 0.1, 1.0, 10.0)
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "cpu": lambda x, k, temperature: khot.sigmoid_topk(x, k, temperature=temperature),  # the one that users get
+    "eager": lambda x, k, temperature: sigmoid.topk(x, k, temperature, None, early_stop=True),  # the reference
+}
 SATURATED = 60  # e^−60·10⁶ < 1e-20: beyond this a probability is 0 or 1, even summed over a row
 
 
@@ -101,6 +107,7 @@ class Row(NamedTuple):
     scores: str
     n: int
     dtype: str
+    kernel: str
     temperature: float
     k: float
     sum_error: float  # |Σp − k|/max(k, 1)
@@ -113,9 +120,15 @@ class Row(NamedTuple):
     failure: str
 
 
-def measure(name: str, x: Tensor, k: float, temperature: float, dtype: str) -> Row:
-    """Solve one case, (n,) float64 scores, and hold it against the limits."""
-    n, x = x.numel(), x.to(DTYPES[dtype])
+@lru_cache(maxsize=1)
+def solved(x: Tensor, k: float, temperature: float) -> tuple[NDArray[np.float64], float]:
+    """`reference` of a tensor, kept for the next kernel."""
+    return reference(x.double().numpy(), k, temperature)
+
+
+def measure(name: str, x: Tensor, k: float, temperature: float, kernel: str) -> Row:
+    """Solve one case, (n,) scores, and hold it against the limits."""
+    n, dtype = x.numel(), str(x.dtype).removeprefix("torch.")
     evaluate, passes = _Tails.__call__, Counter[bool]()
 
     def counted(self: _Tails, point: Point) -> Residual:
@@ -123,12 +136,12 @@ def measure(name: str, x: Tensor, k: float, temperature: float, dtype: str) -> R
         return evaluate(self, point)
 
     with patch.object(_Tails, "__call__", counted):
-        p = khot.sigmoid_topk(x, k, temperature=temperature).double()
+        p = KERNELS[kernel](x, torch.tensor(k).double(), torch.tensor(temperature).double()).double()
     not_finite, out_of_range = int((~p.isfinite()).sum()), int(((p < 0) | (p > 1)).sum())
     sum_error = math.inf if not_finite else abs(math.fsum(p.tolist()) - k) / max(k, 1)
     p_error, residual = math.nan, math.nan
     if dtype == "float32":
-        exact, residual = reference(x.double().numpy(), k, temperature)
+        exact, residual = solved(x, k, temperature)
         p_error = math.inf if not_finite else float(np.abs(p.numpy() - exact).max())
     is_far = float(x.abs().max()) / temperature > 100
     limit = 1e-6 if dtype == "float32" else 1e-9 if is_far else 1e-12
@@ -141,15 +154,18 @@ def measure(name: str, x: Tensor, k: float, temperature: float, dtype: str) -> R
     }
     failure = "; ".join(what for what, is_broken in verdicts.items() if is_broken)
     errors = (sum_error, p_error, residual)
-    return Row(name, n, dtype, temperature, k, *errors, not_finite, out_of_range, passes[True], passes[False], failure)
+    counted_things = (not_finite, out_of_range, passes[True], passes[False])
+    return Row(name, n, dtype, kernel, temperature, k, *errors, *counted_things, failure)
 
 
 def run(sizes: list[int], dtypes: list[str]) -> Iterator[Row]:
     """Every case of the grid, short rows first if `sizes` are."""
     for n, name in product(sizes, DISTRIBUTIONS):
         x = scores(name, n, torch.Generator().manual_seed(SEED))
-        for dtype, temperature, k in product(dtypes, TEMPERATURES, counts(n)):
-            yield measure(name, x, k, temperature, dtype)
+        for dtype in dtypes:
+            row = x.to(DTYPES[dtype])
+            for temperature, k, kernel in product(TEMPERATURES, counts(n), KERNELS):
+                yield measure(name, row, k, temperature, kernel)
 
 
 def report(rows: list[Row], total: int) -> str:
@@ -163,26 +179,31 @@ def report(rows: list[Row], total: int) -> str:
         seen = [r.evaluations for r in cell]
         return f"{sum(seen) / len(seen):.1f} / {max(seen)}"
 
-    def table(title: str, show: Callable[[list[Row]], str], columns: list[tuple[str, int]]) -> str:
+    def table(title: str, kernel: str, show: Callable[[list[Row]], str], columns: list[tuple[str, int]]) -> str:
         lines = [
             "| scores | " + " | ".join(f"{d}, n = {n}" for d, n in columns) + " |",
             "| --- |" + " ---: |" * len(columns),
         ]
         for name in DISTRIBUTIONS:
-            cells = ([r for r in rows if (r.scores, r.dtype, r.n) == (name, *c)] for c in columns)
+            cells = ([r for r in rows if (r.kernel, r.scores, r.dtype, r.n) == (kernel, name, *c)] for c in columns)
             lines.append(f"| {name} | " + " | ".join(show(cell) if cell else "–" for cell in cells) + " |")
         return f"## {title}\n\n" + "\n".join(lines)
 
     parts = [
         "# Robustness grid of σ_k",
-        f"torch {torch.__version__}, CPU, one thread, seed {SEED}; reproduce with `make grid`. "
+        f"torch {torch.__version__}, CPU, one thread, seed {SEED}; reproduce with `make grid`. The kernel users get "
+        f"here is: {khot.kernels.status()['cpu'].partition(' (')[0]}; the eager reference is measured beside it. "
         f"**{len(rows)} of {total} cases measured, {len(failures)} failed.** Each cell is over "
         f"T ∈ {{{', '.join(f'{t:g}' for t in TEMPERATURES)}}} and k ∈ {{0.5, 1, 10, n/2, n − 1, n − 0.5}}.",
-        table("Worst |Σp − k| / max(k, 1)", lambda cell: f"{max(r.sum_error for r in cell):.1e}", columns),
-        table("Worst |p − p_exact|", lambda cell: f"{max(r.p_error for r in cell):.1e}", singles),
+    ]
+    for kernel in KERNELS:
+        sums, entries = f"Worst |Σp − k| / max(k, 1), {kernel}", f"Worst |p − p_exact|, {kernel}"
+        parts.append(table(sums, kernel, lambda cell: f"{max(r.sum_error for r in cell):.1e}", columns))
+        parts.append(table(entries, kernel, lambda cell: f"{max(r.p_error for r in cell):.1e}", singles))
+    parts += [
         "The reference is a float64 root by bisection and Brent's method. "
         f"Its own |Σp − k|, which bounds its error, is at most {residual:.1e}.",
-        table("Evaluations of a whole row, mean / most", passes, columns),
+        table("Evaluations of a whole row by the eager reference, mean / most", "eager", passes, columns),
         "A long row starts from the root of a sample; evaluations of the sample are in `grid.csv`, not here.",
     ]
     where = "- {0.scores}, n = {0.n}, {0.dtype}, T = {0.temperature:g}, k = {0.k:.8g}: {0.failure}"
@@ -213,14 +234,16 @@ def main() -> int:
         )
     torch.set_num_threads(1)  # so that no order of summation depends on the machine's cores
 
-    total = len(args.sizes) * len(args.dtypes) * len(DISTRIBUTIONS) * len(TEMPERATURES) * len(counts(64))
+    total = len(args.sizes) * len(args.dtypes) * len(DISTRIBUTIONS) * len(TEMPERATURES) * len(counts(64)) * len(KERNELS)
     rows: list[Row] = []
     is_interrupted = False
     try:
         for row in run(args.sizes, args.dtypes):
             rows.append(row)
             progress = f"{len(rows)}/{total}  {row.scores}, n = {row.n}, {row.dtype}"
-            print(f"\r{progress:<50}", end=f"\n{row}\n" if row.failure else "", file=sys.stderr, flush=True)
+            if sys.stderr.isatty() or len(rows) % 200 == 0 or row.failure:
+                start, end = ("\r", "") if sys.stderr.isatty() else ("", "\n")
+                print(f"{start}{progress:<50}", end=f"\n{row}\n" if row.failure else end, file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         is_interrupted = True
     failed = sum(bool(row.failure) for row in rows)

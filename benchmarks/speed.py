@@ -1,4 +1,4 @@
-"""khot against the field at the shapes that matter; writes `speed.csv` and `speed.md`.
+"""khot against the field at the shapes that matter; writes `speed.csv`, `speed.md` and the table of the docs.
 
 Every shape is one interleaved measurement, with one thread (process CPU time) and with all (wall time); ratios compare
 contenders of one measurement only. Outputs of 32 MB and more pay page faults at each call unless malloc's thresholds
@@ -57,6 +57,30 @@ def summary(reports: list[Report]) -> str:
             cells.append("skipped" if result.skipped else " / ".join(times))
         lines.append(f"| {contender.name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def ratios(reports: list[Report]) -> str:
+    """Contenders × shapes: how many times khot's time each takes, forward and forward and backward; for the docs."""
+    lines = ["<!-- Written by benchmarks/speed.py; do not edit. -->"]
+    for threads in sorted({r.settings.threads for r in reports}):
+        chosen = [r for r in reports if r.settings.threads == threads]
+        columns = [str(Case(r.settings.rows, r.settings.n, int(r.settings.k))) for r in chosen]
+        cells: dict[str, list[str]] = {}
+        for report in chosen:
+            for row in records(report):
+                pair = (
+                    "–" if row[f"{part}_ratio"] is None else _short(row[f"{part}_ratio"])
+                    for part in ("forward", "both")
+                )
+                cells.setdefault(row["name"], []).append("skipped" if row["skipped"] else " / ".join(pair))
+        lines += ["", f"{threads} thread{'s' * (threads > 1)} ({chosen[0].settings.clock}):", ""]
+        lines += ["| | " + " | ".join(columns) + " |", "| :--- |" + " ---: |" * len(columns)]
+        lines += [f"| {name} | " + " | ".join(row) + " |" for name, row in cells.items() if name != BASELINE]
+    return "\n".join(lines) + "\n"
+
+
+def _short(ratio: float) -> str:
+    return f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.2g}"
 
 
 def losses(rows: list[dict[str, Any]]) -> str:
@@ -141,6 +165,9 @@ def main() -> int:
     reports, is_interrupted = run(cases, args.threads, args.budget, say)
     write(args.out / "speed.csv", to_csv(row for report in reports for row in records(report)))
     write(args.out / "speed.md", page(reports, load))
+    write(args.out / "ratios.md", ratios(reports))
+    if args.out == results and len(cases) == len(CASES) and not is_interrupted:
+        write(Path(__file__).parents[1] / "docs" / "tables" / "speed.md", ratios(reports))
     broken = [f"{r.name}: {'; '.join(r.flags)}" for report in reports for r in report.results if r.flags]
     ours = any(text.startswith(f"{BASELINE}:") for text in broken)
     print(f"\n{len(reports)} measurements; see {args.out}", *dict.fromkeys(broken), sep="\n", file=sys.stderr)
