@@ -33,7 +33,7 @@ figures: $(call stamp,docs)
 	$(BIN)/python docs/make_figures.py
 
 # The C entry points under the address and undefined-behaviour sanitizers, with 100,000 random cases.
-SANITIZE := $(CXX) -O1 -g -std=c++17 -fopenmp -fno-math-errno -fsanitize=address,undefined -fno-sanitize-recover=all
+SANITIZE := $(CXX) -O1 -g -std=c++17 -fopenmp -fno-math-errno -ffp-contract=off -fsanitize=address,undefined -fno-sanitize-recover=all
 X86 := $(filter x86_64,$(shell uname -m))
 sanitize:
 	@mkdir -p build

@@ -34,5 +34,7 @@ def test_transform_to_is_sigmoid_topk():
     assert bool(transform.codomain.check(y).all())
     assert transform == transform_to(capped_simplex(2.5))
     assert transform != transform_to(capped_simplex(3))
+    assert transform != transform_to(capped_simplex(torch.tensor([2.5, 2.5])))
+    assert bool(capped_simplex(2.5).check(khot.sigmoid_topk(x.bfloat16(), 2.5)).all())
     assert "2.5" in repr(capped_simplex(2.5))
     assert "2" in repr(k_hot(2))

@@ -116,3 +116,10 @@ def test_compiles():
     x, y = rows()
     compiled = torch.compile(khot.khot_cross_entropy, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x, y), khot.khot_cross_entropy(x, y))
+
+
+def test_targets_outside_the_unit_interval_are_nan_alone():
+    x = torch.randn(2, 4)
+    y = torch.tensor([[1.5, 0.5, 0, 0], [1, 1, 0, 0]])
+    loss = khot.khot_cross_entropy(x, y, reduction="none")
+    assert loss.isnan().tolist() == [True, False]

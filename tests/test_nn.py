@@ -54,3 +54,10 @@ def test_tensor_k_is_a_buffer_and_repr_says_all():
     assert {name for name, _ in layer.named_buffers()} == {"k", "temperature"}
     assert layer(torch.randn(2, 5)).sum(-1).tolist() == [1, 2]
     assert repr(khot.nn.SigmoidTopK(2)) == "SigmoidTopK(k=2, dim=-1, temperature=1.0, hard=False)"
+
+
+def test_temperature_can_be_learned():
+    layer = khot.nn.SigmoidTopK(2, temperature=torch.nn.Parameter(torch.tensor(0.5)))
+    assert [name for name, _ in layer.named_parameters()] == ["temperature"]
+    (layer(torch.randn(5)) * torch.arange(5)).sum().backward()
+    assert layer.temperature.grad != 0

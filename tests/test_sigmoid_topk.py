@@ -158,6 +158,7 @@ def test_rounding_that_all_entries_share_does_not_add_up():
 
 def test_tiny_counts():
     x = torch.randn(50, dtype=torch.float64)
+    assert khot.sigmoid_topk(torch.zeros(3), 5e-324).sum() <= 1e-37
     for k in (1e-3, 1e-12, 1e-100, 1e-300):
         p = khot.sigmoid_topk(x, k)
         torch.testing.assert_close(p / k, x.softmax(0), rtol=1e-3 if k > 1e-6 else 1e-9, atol=0)
@@ -224,12 +225,30 @@ def test_compiled_by_inductor():
     torch.testing.assert_close(*results)
 
 
-@pytest.mark.parametrize("op", [torch.ops.khot.sigmoid_topk.default, torch.ops.khot.sigmoid_margin.default], ids=str)
+@pytest.mark.parametrize("name", ["sigmoid_topk", "sigmoid_margin", "hard_topk", "sigmoid_topk_pull"])
 @pytest.mark.parametrize("masked", [False, True])
-def test_opcheck(op, masked):
+@pytest.mark.parametrize("transposed", [False, True])
+def test_opcheck(name, masked, transposed):
+    x = torch.rand(7, 3).T if transposed else torch.rand(3, 7)
     mask = torch.rand(3, 7) > 0.2 if masked else None
     k, temperature = torch.full((3,), 2.0, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
-    torch.library.opcheck(op, (torch.randn(3, 7), k, temperature, mask))
+    arguments = {"hard_topk": (x, k, mask), "sigmoid_topk_pull": (x, x, temperature)}
+    torch.library.opcheck(getattr(torch.ops.khot, name).default, arguments.get(name, (x, k, temperature, mask)))
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+def test_eager_kernels_give_contiguous_results(early_stop):
+    """The fake kernels say so, and inductor trusts them."""
+    x, k, temperature = torch.randn(7, 3).T, torch.full((3,), 2.0).double(), torch.ones(3).double()
+    assert sigmoid.topk(x, k, temperature, None, early_stop=early_stop).is_contiguous()
+    assert sigmoid.margin(x, k, temperature, None, early_stop=early_stop).is_contiguous()
+
+
+@pytest.mark.parametrize("fn", [khot.sigmoid_topk, khot.log_sigmoid_topk, khot.threshold, khot.hard_topk])
+def test_inductor_along_the_first_dim(fn):
+    x = torch.randn(9, 4)
+    compiled = torch.compile(lambda x: fn(x, 2, dim=0), fullgraph=True)
+    torch.testing.assert_close(compiled(x), fn(x, 2, dim=0))
 
 
 def test_row_sum_is_exact_to_a_rounding():

@@ -82,6 +82,8 @@ def same_shape(name: str, value: Any, x: Tensor, x_name: str) -> None:
     """Raise unless `value` is a tensor with the shape and device of `x`."""
     if not isinstance(value, Tensor):
         raise TypeError(f"`{name}` must be a torch.Tensor; got {type(value).__name__}.")
+    if value.is_complex():
+        raise TypeError(f"`{name}` must be real; got {value.dtype}.")
     if value.shape != x.shape:
         raise ValueError(f"`{name}` must have the shape of `{x_name}`, {tuple(x.shape)}; got {tuple(value.shape)}.")
     same_device(name, value, x, x_name)

@@ -11,7 +11,7 @@ from .relaxations._threshold import sigmoid_topk
 
 
 class capped_simplex(constraints.Constraint):
-    """Δ_k: entries in [0, 1] that sum to `k` over the last dim, within 1e-6·max(k, 1).
+    """Δ_k: entries in [0, 1] that sum to `k` over the last dim, within 1e-6·max(k, 1) (half precision: its rounding).
 
     `torch.distributions.transform_to(capped_simplex(k))` is σ_k: unconstrained scores to a point of Δ_k.
 
@@ -33,7 +33,8 @@ class capped_simplex(constraints.Constraint):
         k = torch.as_tensor(self.k, device=value.device)
         total = value.sum(-1, dtype=torch.float64)
         in_range = ((value >= 0) & (value <= 1)).all(-1)
-        return in_range & ((total - k).abs() <= 1e-6 * k.clamp(min=1))
+        tolerance = max(1e-6, torch.finfo(value.dtype).eps if value.is_floating_point() else 0)
+        return in_range & ((total - k).abs() <= tolerance * k.clamp(min=1))
 
     def __repr__(self) -> str:
         return f"capped_simplex(k={self.k})"
@@ -80,9 +81,9 @@ class SigmoidTopKTransform(transforms.Transform):
         return capped_simplex(self.k)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SigmoidTopKTransform) and bool(
-            torch.all(torch.eq(*map(torch.as_tensor, (self.k, other.k))))
-        )
+        if not isinstance(other, SigmoidTopKTransform):
+            return False
+        return torch.equal(*(torch.as_tensor(t.k, dtype=torch.float64) for t in (self, other)))
 
     __hash__ = None  # type: ignore[assignment]
 

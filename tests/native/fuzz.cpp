@@ -118,8 +118,13 @@ template <class T> int fuzz(Rng& rng, long number) {
       in_range &= v >= 0 && v <= 1;
       ones += (double)chosen[(size_t)(r * n + i)];
     }
+    // The gradient of a constant is none, and its weighted mean is the constant; 0 in a saturated row.
+    const double mean = dk[(size_t)r];
+    bool is_flat = std::isnan(want) || std::fabs(mean - 0.5) <= 1e-5 || mean == 0;
+    for (int64_t i = 0; i < n; ++i)
+      is_flat &= std::isnan(want) || std::fabs((double)dx[(size_t)(r * n + i)]) * t[(size_t)r] <= 1e-5;
     const bool is_hard = std::isnan(whole) ? std::isnan(ones) || std::isnan(t[(size_t)r]) : ones == whole;
-    const bool good = is_hard && (std::isnan(want) ? std::isnan(sum) : in_range && std::fabs(sum - want) <= limit * std::fmax(want, 1));
+    const bool good = is_flat && is_hard && (std::isnan(want) ? std::isnan(sum) : in_range && std::fabs(sum - want) <= limit * std::fmax(want, 1));
     if (!good) {
       std::printf("case %ld row %ld of %ld: n=%ld k=%.17g T=%.17g path=%d %s: sum %.17g, expected %.17g; hard sum %.17g\n", number, (long)r, (long)rows,
                   (long)n, k[(size_t)r], t[(size_t)r], path, sizeof(T) == 4 ? "float" : "double", sum, want, ones);

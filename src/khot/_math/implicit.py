@@ -67,7 +67,7 @@ def sigmoid_topk_pull(g: Tensor, p: Tensor, temperature: Tensor) -> tuple[Tensor
     """Cotangents of x (…, n) and k (…) for that of p: what a training step needs, and what a kernel fuses."""
     v, at = sigmoid_value(p, temperature)
     dx, dk, _ = pull(v * g, at)
-    return dx, dk.to(torch.float64)
+    return dx.contiguous(), dk.to(torch.float64).contiguous()
 
 
 def _sum(t: Tensor) -> Tensor:

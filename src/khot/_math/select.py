@@ -19,4 +19,4 @@ def k_hot(x: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
     rank = torch.empty_like(order).scatter(-1, order, places)
     allowed = (x > -torch.inf).sum(-1, keepdim=True)
     possible = (k >= 0) & (k <= allowed) & (k == k.floor()) & ~x.isnan().any(-1, keepdim=True)
-    return torch.where(possible, (rank < k).to(x.dtype), torch.nan)
+    return torch.where(possible, (rank < k).to(x.dtype), torch.nan).contiguous()

@@ -34,6 +34,7 @@ def topk(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, *, earl
         mask: (…, n) bool or None.
         early_stop: stop when every row is solved, which reads from the device; else take a fixed number of steps.
     """
+    x = x.contiguous()
     if x.numel() == 0:
         return torch.empty_like(x)
     root = solve(x, k, temperature, mask, early_stop=early_stop)
@@ -45,6 +46,7 @@ def topk(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, *, earl
 
 def margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, *, early_stop: bool) -> Tensor:
     """z = (x − τ)/T along the last dim, so that σ_k = σ(z); ±inf where σ_k is exactly 1 or 0. Arguments as `topk`."""
+    x = x.contiguous()
     if x.numel() == 0:
         return torch.empty_like(x)
     return _margins(solve(x, k, temperature, mask, early_stop=early_stop), temperature)
@@ -144,9 +146,11 @@ class _Tails:
             slope_right = torch.where(deep_right, 1.0, slope_right)
         ratio, slope = log_left - log_right, slope_left + slope_right
         self.last_step = (ratio / slope).nan_to_num(0.0).clamp(-1e-3, 1e-3)
-        self.is_solved = (ratio.abs() <= 1e-3) | ((left - right).abs() <= 1e-6 * self.k.clamp(min=1))
         # σ(z) carries about |z| roundings of z, and −log of a small sum is about the |z| that counts.
         noise = 4 * info.eps * (-log_left).clamp(min=0)
+        # A Newton step from here errs by its square; ten times the solver's own tolerance is still beyond doubt.
+        near = ratio.abs() <= info.eps**0.5 + noise
+        self.is_solved = near | ((left - right).abs() <= 4 * info.eps * self.k.clamp(min=1))
         return Residual(ratio, slope, left - right, noise)
 
     def probabilities(self) -> Tensor:

@@ -41,7 +41,10 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     built = note.read_text().strip() if note.exists() else "not built: khot was not installed by its own build"
     files = sorted(HERE.glob("libkhot.*"))
     if not files:
-        return None, f"eager torch (native library {built})"
+        return (
+            None,
+            f"eager torch (native library {'is missing, reinstall khot' if built.startswith('built') else built})",
+        )
     try:
         library = ctypes.CDLL(str(files[0]))
         abi = library.khot_abi()
@@ -91,7 +94,7 @@ def sigmoid_topk(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None,
 
 def sigmoid_topk_pull(g: Tensor, p: Tensor, temperature: Tensor, path: int = WIDE) -> tuple[Tensor, Tensor]:
     """As `_math.implicit.sigmoid_topk_pull`."""
-    g, p, n = g.contiguous(), p.contiguous(), p.shape[-1]
+    g, p, n = g.to(p.dtype).contiguous(), p.contiguous(), p.shape[-1]
     dx, dk = torch.empty_like(p), torch.zeros(p.shape[:-1], dtype=torch.float64)
     if dx.numel() == 0:
         return dx, dk
@@ -129,12 +132,13 @@ def _mask(mask: Tensor | None, n: int) -> tuple[Tensor | None, int | None, int, 
     """The mask as rows (to be kept while it is read), its address, and its strides."""
     if mask is None:
         return None, None, 0, 0
-    mask = mask.reshape(-1, n)  # a view even of a broadcast mask
+    mask = mask.reshape(-1, n)  # a view, unless inner batch dimensions were broadcast
     return mask, mask.data_ptr(), mask.stride(0), mask.stride(1)
 
 
 def _column(t: Tensor) -> tuple[Tensor, int]:
     """A tensor of one number per row, and the stride between them: 0 for a number that was broadcast."""
+    t = t.to(torch.float64)
     if not any(t.stride()):
         return t, 0
     return t.contiguous(), 1

@@ -17,7 +17,7 @@ class SigmoidTopK(nn.Module):
         k: how many to choose; a number, a tensor (kept as a buffer) or a Parameter (learned).
         dim: the dimension to choose along.
         temperature: kept as a buffer, so that it moves, saves and loads with the model; schedules write to it:
-            `layer.temperature.fill_(0.5)`.
+            `layer.temperature.fill_(0.5)`. A Parameter is learned.
         hard: choose exactly k, straight through.
 
     Examples:
@@ -37,7 +37,10 @@ class SigmoidTopK(nn.Module):
             self.register_buffer("k", k)
         else:
             self.k = k
-        self.register_buffer("temperature", torch.as_tensor(temperature, dtype=torch.get_default_dtype()))
+        if isinstance(temperature, nn.Parameter):
+            self.temperature = temperature
+        else:
+            self.register_buffer("temperature", torch.as_tensor(temperature, dtype=torch.get_default_dtype()))
         self.dim = dim
         self.hard = hard
 

@@ -172,6 +172,7 @@ def khot_cross_entropy(
     cross = _times(y, logsigmoid(z)) + _times(1 - y, logsigmoid(-z))
     loss: Tensor = rows.temperature * -(entropy + cross).sum(-1)
     loss = loss - loss.detach().clamp(max=0)  # rounding may leave −1e-17
+    loss = torch.where(((y < 0) | (y > 1)).any(-1), torch.nan, loss)
     reduced = loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.mean()
     return reduced.to(x.dtype)
 
@@ -279,8 +280,8 @@ def _tangents(like: Tensor, dx: Tensor | None, dk: Tensor | None, dt: Tensor | N
 def _apply(plain: type[_Implicit], forward: type[_Implicit], rows: _shape.Rows) -> Tensor:
     """`forward.apply(*rows)`, or what is as good and takes less time than a small row does.
 
-    torch.compile needs the plain one. Outside of torch.func's transforms, `apply` only adds a look at signatures; and
-    where nothing will be differentiated, the op alone does.
+    torch.compile needs the plain one. Outside of torch.func's transforms `apply` only adds a look at signatures, and care
+    for tensors that leaked out of a transform; and where nothing will be differentiated, the op alone does.
     """
     result: Tensor
     if torch.compiler.is_compiling():

@@ -20,14 +20,12 @@ template <class T> void select_directly(T* values, int64_t m, int64_t r, int64_t
 
 // Brackets the two ranks between two order statistics of a sample, and selects among what lies between. False if it did not.
 template <class T> bool select_by_sample(const T* values, int64_t m, int64_t r, int64_t s, T* value_r, T* value_s) {
-  T sample[kSample];
+  T sample[kSample];  // 32 KB at most
   for (int64_t i = 0; i < kSample; ++i) sample[i] = values[i * (m / kSample)];
   std::sort(sample, sample + kSample, std::greater<T>());
   const int64_t at = (int64_t)((double)r / (double)m * (double)kSample);
-  const T high = sample[std::max<int64_t>(at - kMargin, 0)];
-  const T low = sample[std::min<int64_t>(at + kMargin, kSample - 1)];
-  const bool open_above = at - kMargin < 0, open_below = at + kMargin > kSample - 1;
-  if (open_above || open_below) return false;
+  if (at < kMargin || at + kMargin >= kSample) return false;
+  const T high = sample[at - kMargin], low = sample[at + kMargin];
 
   int64_t above = 0, between = 0;
   for (int64_t i = 0; i < m; ++i) {

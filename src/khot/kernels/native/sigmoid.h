@@ -174,11 +174,12 @@ constexpr double kPi = 3.14159265358979323846;
 
 template <class V, class T> bool solve_quickly(const Row<T>& row, T* p, bool roughly, double* tau);
 
-// A first guess of τ: that of a sample, or of a normal distribution with the row's mean and variance.
-template <class V, class T> bool guess(const Row<T>& row, double* count, double* tau) {
+// A first guess of τ: that of a sample, or of a normal distribution with the row's mean and variance. `scratch` has n places,
+// so that no thread needs a large stack.
+template <class V, class T> bool guess(const Row<T>& row, T* scratch, double* count, double* tau) {
   if (row.n >= 4 * kSampleRow) {
     constexpr int64_t run = 8;  // neighbours are taken together, a cache line at a time
-    T sample[kSampleRow], chosen[kSampleRow];
+    T *sample = scratch, *chosen = scratch + kSampleRow;
     const int64_t runs = kSampleRow / run, step = (row.n / runs) & ~(int64_t)15;
     for (int64_t r = 0; r < runs; ++r)
       for (int64_t i = 0; i < run; ++i) {
@@ -204,7 +205,7 @@ template <class V, class T> bool guess(const Row<T>& row, double* count, double*
 // True if p is σ_k to rounding; otherwise p holds nothing. `roughly`: only τ is wanted, to a thousandth of T.
 template <class V, class T> bool solve_quickly(const Row<T>& row, T* p, bool roughly, double* tau) {
   double count;
-  if (!guess<V>(row, &count, tau)) return false;
+  if (!guess<V>(row, p, &count, tau)) return false;
   // The smaller of p and 1 − p is summed: numbers near 1 would round the sum's digits away.
   const bool complement = 2 * row.k > count;
   const double n = complement ? (double)row.n : count, k = complement ? n - row.k : row.k, sign = complement ? -1 : 1;
@@ -298,6 +299,8 @@ template <class T> bool settle(const Row<T>& row, int64_t finite, int64_t infini
   return true;
 }
 
+constexpr int kMaxHalvings = 200;  // the bracket is a few hundred T wide, and float64 has 52 bits
+
 // Newton's method on log(left/right) inside a bracket of shifts, falling back on its middle. `decided` scores lie above.
 // `step` is what is still missing at the returned point, in units of T.
 template <class V, class T>
@@ -313,9 +316,12 @@ Point<T> balance(const T* x, int64_t n, int threads, double decided, double k, d
     const double ratio = std::log(left) - std::log(right), slope = t.lower_v / left + t.upper_v / right;
     *step = left == right ? 0 : ratio / slope;
     // Entries err all in one direction, so none is off by more than |left − right|.
-    const bool is_flat = std::fabs(left - right) <= eps / 8 * (k < 1 ? k : 1);
-    if (is_flat || std::fabs(*step) <= tolerance || i == 200) {
-      if (is_flat || !(std::fabs(*step) <= tolerance)) *step = 0;
+    const double rounding = eps / 8 * (k < 1 ? k : 1), underflow = (double)Limits<T>::tiny * (double)n;
+    const bool is_flat = std::fabs(left - right) <= (rounding > underflow ? rounding : underflow);
+    if (is_flat) *step = 0;
+    if (is_flat || std::fabs(*step) <= tolerance) return point;
+    if (i == kMaxHalvings) {  // cannot be, and must not pass for an answer
+      *step = std::numeric_limits<double>::quiet_NaN();
       return point;
     }
     (ratio > 0 ? low : high) = shift;
