@@ -280,8 +280,8 @@ def _tangents(like: Tensor, dx: Tensor | None, dk: Tensor | None, dt: Tensor | N
 def _apply(plain: type[_Implicit], forward: type[_Implicit], rows: _shape.Rows) -> Tensor:
     """`forward.apply(*rows)`, or what is as good and takes less time than a small row does.
 
-    torch.compile needs the plain one. Outside of torch.func's transforms `apply` only adds a look at signatures, and care
-    for tensors that leaked out of a transform; and where nothing will be differentiated, the op alone does.
+    torch.compile needs the plain one. Outside of torch.func's transforms `apply` only adds a look at signatures, and
+    care for tensors that leaked out of a transform; where nothing will be differentiated, the op alone does.
     """
     result: Tensor
     if torch.compiler.is_compiling():
