@@ -156,6 +156,13 @@ def test_rounding_that_all_entries_share_does_not_add_up():
     assert khot.sigmoid_topk(x, 1).double().sum().item() == pytest.approx(1, abs=3e-7)
 
 
+@pytest.mark.parametrize("early_stop", [True, False])
+def test_none_and_all_of_scores_that_overflow(early_stop):
+    x, temperature = torch.tensor([[1e30, -1e30, 0.0]] * 2), torch.full((2,), 1e-12).double()
+    p = sigmoid.topk(x, torch.tensor([0.0, 3.0]).double(), temperature, None, early_stop=early_stop)
+    assert p.tolist() == [[0, 0, 0], [1, 1, 1]]
+
+
 def test_tiny_counts():
     x = torch.randn(50, dtype=torch.float64)
     assert khot.sigmoid_topk(torch.zeros(3), 5e-324).sum() <= 1e-37

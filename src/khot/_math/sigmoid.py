@@ -99,7 +99,9 @@ def solve(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, *, ear
 def _margins(root: Root, temperature: Tensor) -> Tensor:
     """z at the root, with the infinite scores where they belong even if the threshold is infinite too."""
     z = _margin_at(root.x, root.point, temperature.unsqueeze(-1), torch.empty_like(root.x))
-    return torch.where(root.x.isinf() & ~root.point.shift.isnan(), root.x, z)
+    shift = root.point.shift.to(z.dtype)
+    z = torch.where(shift.isinf(), -shift, z)  # (x − anchor)/T may have overflowed to the other side
+    return torch.where(root.x.isinf() & ~shift.isnan(), root.x, z)
 
 
 def _margin_at(x: Tensor, point: Point, temperature: Tensor, out: Tensor) -> Tensor:
