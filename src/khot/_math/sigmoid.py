@@ -22,6 +22,7 @@ from .sums import row_sum
 
 SAMPLE = 8192  # a row four times as long is first solved on about this many of its scores
 MAX_STEPS = 1000  # the most seen is 167; a loop has a bound all the same
+UNSOLVED_IS_NAN = True  # off only to study what an inexact root costs: benchmarks/solver_error.py
 FIXED_STEPS = 64  # without early stopping; the robustness grid needs about half. A row that needs more becomes NaN
 
 
@@ -90,7 +91,8 @@ def solve(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, *, ear
         steps=MAX_STEPS if early_stop else FIXED_STEPS,
         early_stop=early_stop,
     )
-    regular = regular & tails.is_solved
+    if UNSOLVED_IS_NAN:
+        regular = regular & tails.is_solved
     limit = torch.where(rest == 0, torch.inf, torch.where(rest == free, -torch.inf, torch.nan))
     limit = torch.where((temperature > 0) & ~free.isnan(), limit, torch.nan)
     return Root(x, Point(point.anchor, torch.where(regular, point.shift + tails.last_step, limit)), regular, tails)
