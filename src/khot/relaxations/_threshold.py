@@ -41,7 +41,8 @@ def sigmoid_topk(
         saturated row has gradient 0. O(n) time, without sorting; the same bits at any number of threads.
 
         Tensor values are not read on the host, so a row that cannot be satisfied (k out of range, fewer allowed
-        entries than k, a temperature that is not positive, NaN in `x`) is NaN, and that row only.
+        entries than k, a temperature that is not positive, NaN in `x`) is NaN, and that row only; on accelerators also one
+        that 64 steps do not solve (scores that span some ten decades of T).
 
     Examples:
         >>> x = torch.tensor([2.0, 1.0, 0.0, -1.0])
@@ -73,7 +74,8 @@ def log_sigmoid_topk(
     `log σ_k(x) = −log(1 + e^{−(x − τ)/T})`, computed in float64.
 
     Args:
-        x, k, dim, temperature, mask: as for `sigmoid_topk`.
+        x: scores, (…, n) with n at `dim`.
+        k, dim, temperature, mask: as for `sigmoid_topk`.
 
     Returns:
         A tensor like `x`, ≤ 0, −inf at masked entries, with a relative error of a rounding of x's dtype whatever the
@@ -101,7 +103,8 @@ def threshold(
     `Σ σ((x − τ)/T) = k`.
 
     Args:
-        x, k, dim, temperature, mask: as for `sigmoid_topk`.
+        x: scores, (…, n) with n at `dim`.
+        k, dim, temperature, mask: as for `sigmoid_topk`.
 
     Returns:
         τ, of the shape of `x` without `dim`, computed in float64 and rounded to x's dtype; +inf where k = 0, −inf where

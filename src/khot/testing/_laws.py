@@ -157,6 +157,9 @@ def forced(s: Subject) -> None:
         y = s.fn(x, k)
         close(y[:, 3], 1.0, "an entry of +inf", 0.0)
         close(y[:, rest], s.fn(x[:, rest], k - 1), f"the entries beside +inf at k={k}")
+    two = scores(4, 9).index_fill(1, torch.tensor([3, 5]), torch.inf)
+    for k in (2, 3.5):
+        close(s.fn(two, k)[:, [3, 5]], 1.0, f"two entries of +inf at k={k}", 0.0)
     shared = torch.zeros(4, 9).index_fill(1, torch.tensor([3, 5, 8]), 2 / 3)
     x[:, [5, 8]] = torch.inf
     close(s.fn(x, 2), shared, "three entries of +inf that share k = 2", 1e-7)
