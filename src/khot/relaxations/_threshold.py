@@ -41,8 +41,8 @@ def sigmoid_topk(
         saturated row has gradient 0. O(n) time, without sorting; the same bits at any number of threads.
 
         Tensor values are not read on the host, so a row that cannot be satisfied (k out of range, fewer allowed
-        entries than k, a temperature that is not positive, NaN in `x`) is NaN, and that row only; on accelerators also one
-        that 64 steps do not solve (scores that span some ten decades of T).
+        entries than k, a temperature that is not positive, NaN in `x`) is NaN, and that row only; on accelerators
+        also one that 64 steps do not solve (scores that span some ten decades of T).
 
     Examples:
         >>> x = torch.tensor([2.0, 1.0, 0.0, -1.0])
