@@ -60,10 +60,17 @@ def _per_row(value: float | Tensor, x: Tensor) -> Tensor:
     return torch.full(batch, value, dtype=torch.float64, device=x.device)
 
 
+def normal(temperature: float, dtype: torch.dtype) -> float:
+    """A positive number within the normal range of the dtype.
+
+    1e-50 would round to 0 in float32, and (x − τ)/0 has no sign; the smallest normal number is hard enough.
+    """
+    info = torch.finfo(dtype)
+    return min(max(float(temperature), info.tiny), info.max)
+
+
 def _positive(temperature: float | Tensor, x: Tensor) -> Tensor:
-    # 1e-50 would round to 0 in float32, and (x − τ)/0 has no sign; the smallest normal number is hard enough.
-    info = torch.finfo(x.dtype)
     if not isinstance(temperature, Tensor):
-        return _per_row(min(max(temperature, info.tiny), info.max), x)
-    rows = _per_row(temperature, x)
+        return _per_row(normal(temperature, x.dtype), x)
+    rows, info = _per_row(temperature, x), torch.finfo(x.dtype)
     return torch.where(rows > 0, rows.clamp(info.tiny, info.max), torch.nan)

@@ -10,6 +10,9 @@ from functools import partial
 from .._math import sigmoid
 from .._math.ops import LIBRARY
 from . import _native
+from ._native import is_plain, sigmoid_topk, sigmoid_topk_dx
+
+__all__ = ["is_plain", "sigmoid_topk", "sigmoid_topk_dx", "status"]
 
 
 def status() -> dict[str, str]:

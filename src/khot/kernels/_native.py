@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-ABI = 2  # khot_abi() in native/khot.cpp
+ABI = 3  # khot_abi() in native/khot.cpp
 HERE = Path(__file__).parent
 WIDE, PORTABLE = 1, 0  # the path: the widest vectors this machine has, or one lane at a time
 
@@ -68,22 +71,44 @@ _FUNCTIONS = {
 }
 
 
-def sigmoid_topk(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, path: int = WIDE) -> Tensor:
-    """As `_math.sigmoid.topk`."""
+# What torch tells of a tensor, and of the modes and transforms at work; where a version does not tell, none is plain.
+_keys: Callable[[Tensor], object] = getattr(torch._C, "_dispatch_keys", lambda t: object())
+_transforms_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
+_PLAIN = [_keys(torch.empty(0))]
+with torch.inference_mode():
+    _PLAIN.append(_keys(torch.empty(0)))
+
+
+def is_plain(*tensors: Tensor) -> bool:
+    """Whether a kernel may be called on these without the dispatcher, which takes longer than a small row does.
+
+    So it is for dense CPU tensors while no transform, mode or forward-mode differentiation is at work.
+    """
+    if LIBRARY is None or torch.compiler.is_compiling() or _transforms_active() or _modes():
+        return False
+    if getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0:
+        return False
+    return all(type(t) in (Tensor, Parameter) and _keys(t) in _PLAIN for t in tensors)
+
+
+def sigmoid_topk(
+    x: Tensor, k: float | Tensor, temperature: float | Tensor, mask: Tensor | None, path: int = WIDE
+) -> Tensor:
+    """As `_math.sigmoid.topk`; `k` and `temperature` may also be numbers."""
     x, n = x.contiguous(), x.shape[-1]
     p = torch.empty_like(x)
     if p.numel() == 0:
         return p
-    (k, k_step), (temperature, temperature_step) = _column(k), _column(temperature)
+    k, *k_place = _column(k)
+    temperature, *temperature_place = _column(temperature)
     mask, *mask_place = _mask(mask, n)
     _FUNCTIONS["khot_sigmoid_topk_", x.dtype](  # type: ignore[misc]
         x.data_ptr(),
         p.numel() // n,
         n,
-        k.data_ptr(),
-        k_step,
-        temperature.data_ptr(),
-        temperature_step,
+        *k_place,
+        *temperature_place,
         *mask_place,
         torch.get_num_threads(),
         path,
@@ -94,24 +119,31 @@ def sigmoid_topk(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None,
 
 def sigmoid_topk_pull(g: Tensor, p: Tensor, temperature: Tensor, path: int = WIDE) -> tuple[Tensor, Tensor]:
     """As `_math.implicit.sigmoid_topk_pull`."""
-    g, p, n = g.to(p.dtype).contiguous(), p.contiguous(), p.shape[-1]
-    dx, dk = torch.empty_like(p), torch.zeros(p.shape[:-1], dtype=torch.float64)
+    dk = torch.zeros(p.shape[:-1], dtype=torch.float64)
+    return sigmoid_topk_dx(g, p, temperature, dk, path), dk
+
+
+def sigmoid_topk_dx(
+    g: Tensor, p: Tensor, temperature: float | Tensor, dk: Tensor | None = None, path: int = WIDE
+) -> Tensor:
+    """The cotangent of x alone; that of k is written to `dk` if it is given."""
+    g, p, n = (g if g.dtype == p.dtype else g.to(p.dtype)).contiguous(), p.contiguous(), p.shape[-1]
+    dx = torch.empty_like(p)
     if dx.numel() == 0:
-        return dx, dk
-    temperature, step = _column(temperature)
+        return dx
+    temperature, *temperature_place = _column(temperature)
     _FUNCTIONS["khot_sigmoid_topk_pull_", p.dtype](  # type: ignore[misc]
         p.data_ptr(),
         g.data_ptr(),
         dx.numel() // n,
         n,
-        temperature.data_ptr(),
-        step,
+        *temperature_place,
         torch.get_num_threads(),
         path,
         dx.data_ptr(),
-        dk.data_ptr(),
+        None if dk is None else dk.data_ptr(),
     )
-    return dx, dk
+    return dx
 
 
 def hard_topk(x: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
@@ -120,10 +152,10 @@ def hard_topk(x: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
     out = torch.empty_like(x)
     if out.numel() == 0:
         return out
-    k, step = _column(k)
+    k, *k_place = _column(k)
     mask, *mask_place = _mask(mask, n)
     _FUNCTIONS["khot_hard_topk_", x.dtype](  # type: ignore[misc]
-        x.data_ptr(), out.numel() // n, n, k.data_ptr(), step, *mask_place, torch.get_num_threads(), out.data_ptr()
+        x.data_ptr(), out.numel() // n, n, *k_place, *mask_place, torch.get_num_threads(), out.data_ptr()
     )
     return out
 
@@ -136,9 +168,13 @@ def _mask(mask: Tensor | None, n: int) -> tuple[Tensor | None, int | None, int, 
     return mask, mask.data_ptr(), mask.stride(0), mask.stride(1)
 
 
-def _column(t: Tensor) -> tuple[Tensor, int]:
-    """A tensor of one number per row, and the stride between them: 0 for a number that was broadcast."""
-    t = t.to(torch.float64)
-    if not any(t.stride()):
-        return t, 0
-    return t.contiguous(), 1
+def _column(value: Any) -> tuple[Any, int, int]:
+    """One number per row (to be kept while it is read), its address, and its stride: 0 if all rows share it."""
+    if not isinstance(value, Tensor):
+        number = ctypes.c_double(value)
+        return number, ctypes.addressof(number), 0
+    value = value.to(torch.float64)
+    if not any(value.stride()):
+        return value, value.data_ptr(), 0
+    value = value.contiguous()
+    return value, value.data_ptr(), 1

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from .. import _check, _shape
+from .. import _check, _shape, kernels
 from .._math import implicit, ops
 
 
@@ -57,6 +57,8 @@ def sigmoid_topk(
     Amos et al. (2019).
     """
     _check_call(x, k, dim, temperature, mask)
+    if mask is None and not isinstance(k, Tensor) and not isinstance(temperature, Tensor) and _is_direct(x, dim):
+        return _direct(x, float(k), _shape.normal(temperature, x.dtype))
     rows = _shape.to_rows(x, k, temperature, mask, dim, _shape.compute_dtype(x.dtype))
     return _shape.from_rows(_apply(_Value, _ForwardValue, rows), dim, x.dtype)
 
@@ -272,6 +274,37 @@ class _ForwardMargin(_Margin):
         z, temperature = ctx.saved_tensors
         dz = implicit.push(*_tangents(z, dx, dk, dt), implicit.sigmoid_margin(z, temperature))
         return torch.where(z.isinf(), 0.0, dz)
+
+
+class _Direct(torch.autograd.Function):
+    """`_Value` of a plain tensor and two numbers: less to pack, and nothing for the dispatcher to choose."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, k: float, temperature: float) -> Tensor:
+        p = kernels.sigmoid_topk(x, k, temperature, None)
+        ctx.save_for_backward(p)
+        ctx.temperature = temperature
+        return p
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        (p,) = ctx.saved_tensors
+        if kernels.is_plain(g, p) and not torch.is_grad_enabled():
+            return kernels.sigmoid_topk_dx(g, p, ctx.temperature), None, None
+        v, at = implicit.sigmoid_value(p, p.new_tensor(ctx.temperature, dtype=torch.float64))
+        return implicit.pull(v * g, at)[0], None, None
+
+
+def _is_direct(x: Tensor, dim: int) -> bool:
+    is_last = dim in (-1, x.ndim - 1)
+    return is_last and x.dtype in (torch.float32, torch.float64) and kernels.is_plain(x)
+
+
+def _direct(x: Tensor, k: float, temperature: float) -> Tensor:
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return kernels.sigmoid_topk(x, k, temperature, None)
+    result: Tensor = super(torch.autograd.Function, _Direct).apply(x, k, temperature)  # type: ignore[misc]
+    return result
 
 
 def _tangents(like: Tensor, dx: Tensor | None, dk: Tensor | None, dt: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -70,7 +70,8 @@ void pull(const T* p, const T* g, int64_t rows, int64_t n, const double* tempera
           int path, T* dx, double* dk) {
   const auto& kernels = Table<T>::of(path);
   for_rows(rows, n, threads, [&](int64_t r, int share) {
-    kernels.pull(p + r * n, g + r * n, n, temperature[r * temperature_stride], share, dx + r * n, dk + r);
+    const double mean = kernels.pull(p + r * n, g + r * n, n, temperature[r * temperature_stride], share, dx + r * n);
+    if (dk) dk[r] = mean;
   });
 }
 
@@ -87,7 +88,7 @@ void hard(const T* x, int64_t rows, int64_t n, const double* k, int64_t k_stride
 #define KHOT_API extern "C" __attribute__((visibility("default")))
 
 // Bumped when a signature below changes, so that an old library is not called with new arguments.
-KHOT_API int khot_abi() { return 2; }
+KHOT_API int khot_abi() { return 3; }
 
 // 1 if the wide path runs on this machine.
 KHOT_API int khot_has_avx2() { return has_avx2(); }

@@ -379,9 +379,9 @@ template <class V, class T> void solve_row(const Row<T>& row, T* p) {
 
 // ── derivative ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-// dx = v(g − ḡ)/T and dk = ḡ, with v = p(1 − p) and ḡ = Σvg/Σv.
+// dx = v(g − ḡ)/T; returns dk = ḡ, with v = p(1 − p) and ḡ = Σvg/Σv.
 template <class V, class T>
-void pull_row(const T* p, const T* g, int64_t n, double temperature, int threads, T* dx, double* dk) {
+double pull_row(const T* p, const T* g, int64_t n, double temperature, int threads, T* dx) {
   double sums[2];
   accumulate_row<V, 2>(n, threads, sums, [=](auto tag, int64_t i, auto* lanes) {
     using W = decltype(tag);
@@ -391,7 +391,6 @@ void pull_row(const T* p, const T* g, int64_t n, double temperature, int threads
     lanes[1] = W::fma(v, W::load(g + i), lanes[1]);
   });
   const double mean = sums[0] == 0 ? 0 : sums[1] / sums[0];
-  *dk = mean;
   double none[1];
   const T center = (T)mean, scale = (T)(1.0 / temperature);
   accumulate_row<V, 1>(n, threads, none, [=](auto tag, int64_t i, auto*) {
@@ -400,6 +399,7 @@ void pull_row(const T* p, const T* g, int64_t n, double temperature, int threads
     const auto v = W::mul(q, W::sub(W::set(1), q));
     W::store(dx + i, W::mul(W::mul(v, W::set(scale)), W::sub(W::load(g + i), W::set(center))));
   });
+  return mean;
 }
 
 }  // namespace
