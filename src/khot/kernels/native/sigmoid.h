@@ -84,6 +84,9 @@ template <class V, int Count, class Body> inline void accumulate_row(int64_t n, 
 
 // ── the quick way ────────────────────────────────────────────────────────────────────────────────────────────────────
 
+constexpr double kPi = 3.14159265358979323846;
+constexpr float kLongStep = 0.5f;  // in z: from here on p is computed anew, not shifted
+
 struct Moments {
   double p, v, pv, vv;  // Σp, Σv, Σpv, Σv² with v = p(1 − p)
 };
@@ -95,10 +98,7 @@ template <class V, class T> Moments evaluate(const Row<T>& row, const Point<T>& 
   if (complement) margin.flip();
   accumulate_row<V, 4>(row.n, row.threads, sums, [=](auto tag, int64_t i, auto* lanes) {
     using W = decltype(tag);
-    const auto floor = W::set(Limits<T>::exp_floor), ceiling = W::set(-Limits<T>::exp_floor);
-    const auto t = W::max(margin.template minus_z<W>(load<W>(row, i)), floor);
-    const auto one = W::fma(t, W::set(0), W::set(1));  // NaN for NaN, which must reach the sum
-    const auto p = W::keep(W::not_lt(ceiling, t), W::div(one, W::add(W::set(1), exp_of<W>(t))));
+    const auto p = sigma_of<W>(margin.template minus_z<W>(load<W>(row, i)));
     W::store(out + i, p);
     const auto v = W::fnma(p, p, p);
     lanes[0] = W::add(lanes[0], p);
@@ -115,30 +115,42 @@ template <class V, class T> double shift_by(const Row<T>& row, double step, bool
   double sum[1];
   accumulate_row<V, 1>(row.n, row.threads, sum, [=](auto tag, int64_t i, auto* lanes) {
     using W = decltype(tag);
-    const auto p = W::load(q + i);
-    const auto t = W::mul(p, W::set(grow));
-    const auto moved = W::div(W::add(p, t), W::add(W::set(1), t));
+    const auto moved = shifted<W>(W::load(q + i), W::set(grow));
     W::store(q + i, complement ? W::sub(W::set(1), moved) : moved);
     lanes[0] = W::add(lanes[0], moved);
   });
   return sum[0];
 }
 
-// The step in z that brings Σp to k, from three derivatives of logit(Σp/n): straight for ties, nearly so at both ends.
-inline double third_order_step(const Moments& m, double n, double k) {
-  const double s = m.p / n, a = s * (1 - s);
-  const double s1 = m.v / n, s2 = (m.v - 2 * m.pv) / n, s3 = (m.v - 6 * m.vv) / n;
-  const double l1 = 1 / a, l2 = -(1 - 2 * s) * l1 * l1, l3 = 2 * l1 * l1 * (1 + (1 - 2 * s) * (1 - 2 * s) * l1);
-  const double g1 = l1 * s1, g2 = l2 * s1 * s1 + l1 * s2, g3 = l3 * s1 * s1 * s1 + 3 * l2 * s1 * s2 + l1 * s3;
-  const double r = std::log1p((m.p - k) / k) - std::log1p((k - m.p) / (n - k));
-  const double newton = -r / g1;
-  double d = newton;
-  for (int i = 0; i < 4; ++i) {
-    const double f = r + d * (g1 + d * (g2 / 2 + d * g3 / 6)), slope = g1 + d * (g2 + d * g3 / 2);
-    if (!(slope > g1 / 4)) return newton;
-    d -= f / slope;
+// The step in z that brings Σp to k, from three derivatives of logit(Σp/n): straight for ties, nearly so at both ends. A lane
+// per row, and V may be one lane.
+template <class V, class R = typename V::reg> inline R third_order_step(R p, R v, R pv, R vv, R n, R k) {
+  const R one = V::set(1), two = V::set(2), half = V::set(0.5f), third = V::set(1.0f / 3);
+  const R s = p / n, c = one - two * s;
+  const R s1 = v / n, s2 = (v - two * pv) / n, s3 = (v - V::set(6) * vv) / n;
+  const R l1 = one / (s * (one - s)), l2 = -c * l1 * l1, l3 = two * l1 * l1 * (one + c * c * l1);
+  const R g1 = l1 * s1, g2 = half * (l2 * s1 * s1 + l1 * s2);
+  const R g3 = half * third * (l3 * s1 * s1 * s1 + V::set(3) * l2 * s1 * s2 + l1 * s3);
+  const R r = V::log(p / k) - V::log((n - p) / (n - k)), newton = -r / g1;
+  R d = newton;
+  auto usable = V::ge(one, one);
+  for (int i = 0; i < 3; ++i) {
+    const R f = r + d * (g1 + d * (g2 + d * g3)), slope = g1 + d * (two * g2 + V::set(3) * d * g3);
+    usable = V::both(usable, V::gt(slope, V::set(0.25f) * g1));
+    d = d - f / slope;
   }
-  return std::fabs(d) <= 2 * std::fabs(newton) ? d : newton;
+  usable = V::both(usable, V::ge(two * V::abs(newton), V::abs(d)));
+  return V::blend(usable, d, newton);
+}
+
+// A first guess of τ for normal scores: E σ(x − τ) is nearly σ of a wider logistic, and at most E e^{x − τ}, which is sharper in
+// the tail. A lane per row.
+template <class V, class R = typename V::reg> inline R normal_guess(R count, R mean, R variance, R k, R temperature) {
+  const R share = V::log(k / count), rest = V::log((count - k) / count);
+  const R width = V::sqrt(temperature * temperature + V::set((float)(kPi / 8)) * variance);
+  const R middle = mean - (share - rest) * width, drift = V::set(0.5f) * variance / temperature;
+  const R above = mean + drift - temperature * share, below = mean - drift + temperature * rest;
+  return V::blend(V::gt(count, k + k), V::min(middle, above), V::max(middle, below));
 }
 
 // Number, mean and variance of the finite allowed scores.
@@ -170,7 +182,6 @@ template <class V, class T> bool describe(const Row<T>& row, double* count, doub
 }
 
 constexpr int64_t kSampleRow = 16384;  // a row four times as long is first solved on as many of its scores
-constexpr double kPi = 3.14159265358979323846;
 
 template <class V, class T> bool solve_quickly(const Row<T>& row, T* p, bool roughly, double* tau);
 
@@ -193,12 +204,7 @@ template <class V, class T> bool guess(const Row<T>& row, T* scratch, double* co
   }
   double mean, variance;
   if (!describe<V>(row, count, &mean, &variance) || !(row.k < *count)) return false;
-  // E σ(x − τ) for normal x is nearly σ of a wider logistic, and at most E e^{x − τ}, which is sharper in the tail.
-  const double spread = variance > 0 ? variance : 0, t = row.temperature;
-  const double share = std::log(row.k / *count), rest = std::log1p(-row.k / *count);
-  const double middle = mean - (share - rest) * std::sqrt(t * t + kPi / 8 * spread);
-  const double above = mean + spread / (2 * t) - t * share, below = mean - spread / (2 * t) + t * rest;
-  *tau = 2 * row.k < *count ? (middle < above ? middle : above) : (middle > below ? middle : below);
+  *tau = normal_guess<Scalar<double>>(*count, mean, variance > 0 ? variance : 0, row.k, row.temperature);
   return std::isfinite(*tau);
 }
 
@@ -215,10 +221,10 @@ template <class V, class T> bool solve_quickly(const Row<T>& row, T* p, bool rou
     if (!(m.p > 0 && m.p < n && m.v > 0)) return false;
     const double noise = 2 * eps * std::sqrt(m.p < 1 ? m.p * m.p : m.p);
     if (!roughly && noise > 16 * eps * m.v) return false;  // the sum rounds too much to tell where the root is
-    double step = third_order_step(m, n, k);
+    double step = third_order_step<Scalar<double>>(m.p, m.v, m.pv, m.vv, n, k);
     if (!std::isfinite(step)) return false;
     *tau -= sign * step * row.temperature;
-    if (std::fabs(step) >= 0.5) continue;
+    if (std::fabs(step) >= kLongStep) continue;
     if (roughly) return true;
     for (int polish = 0; polish < 3; ++polish) {
       const double sum = shift_by<V>(row, step, complement, p);
@@ -246,10 +252,7 @@ template <class V, class T> Tails tails(const T* x, int64_t n, int threads, cons
     using W = decltype(tag);
     const auto minus_z = margin.template minus_z<W>(W::load(x + i));
     const auto is_above = W::gt(W::set(0), minus_z);
-    const auto t = W::sub(W::set(0), W::abs(minus_z));
-    const auto floor = W::set(Limits<T>::exp_floor);
-    const auto e = W::keep(W::ge(t, floor), exp_of<W>(W::max(t, floor)));
-    const auto tail = W::div(e, W::add(W::set(1), e));
+    const auto tail = tail_of<W>(minus_z);
     const auto v = W::fnma(tail, tail, tail);
     lanes[0] = W::add(lanes[0], tail);
     lanes[1] = W::add(lanes[1], W::keep(is_above, tail));
@@ -268,10 +271,7 @@ template <class V, class T> void write(const Row<T>& row, const Point<T>& point,
   accumulate_row<V, 1>(row.n, row.threads, none, [=](auto tag, int64_t i, auto*) {
     using W = decltype(tag);
     const auto minus_z = margin.template minus_z<W>(load<W>(row, i));
-    const auto t = W::sub(W::set(0), W::abs(minus_z));
-    const auto floor = W::set(Limits<T>::exp_floor);
-    const auto e = W::keep(W::ge(t, floor), exp_of<W>(W::max(t, floor)));
-    const auto tail = W::div(e, W::add(W::set(1), e));
+    const auto tail = tail_of<W>(minus_z);
     const auto v = W::fnma(tail, tail, tail);
     const auto p = W::blend(W::gt(W::set(0), minus_z), W::sub(W::set(1), tail), tail);
     W::store(out + i, W::fnma(v, W::set(small), p));

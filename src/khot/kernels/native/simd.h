@@ -66,13 +66,14 @@ template <class T> struct Scalar {
   static reg min(reg a, reg b) { return b < a ? b : a; }  // NaN in a stays
   static reg max(reg a, reg b) { return b > a ? b : a; }
   static reg abs(reg a) { return std::fabs(a); }
+  static reg sqrt(reg a) { return std::sqrt(a); }
+  static reg log(reg a) { return std::log(a); }
   static mask_t gt(reg a, reg b) { return a > b; }
   static mask_t ge(reg a, reg b) { return a >= b; }
   static mask_t not_lt(reg a, reg b) { return !(a < b); }  // true for NaN
   static reg blend(mask_t m, reg yes, reg no) { return m ? yes : no; }
   static reg keep(mask_t m, reg a) { return m ? a : T(0); }
   static mask_t both(mask_t a, mask_t b) { return a && b; }
-  static int count(mask_t m) { return m; }
   static reg scale2(reg v, reg shifted) {  // v·2^n, shifted = magic + n
     bits n, b;
     std::memcpy(&n, &shifted, sizeof n);
@@ -81,7 +82,6 @@ template <class T> struct Scalar {
     std::memcpy(&v, &b, sizeof b);
     return v;
   }
-  static double total(reg v) { return (double)v; }
   struct wide {  // a float64 accumulator
     double v = 0;
     void add(reg r) { v += (double)r; }
@@ -120,21 +120,30 @@ struct Avx2Float {
   static reg min(reg a, reg b) { return _mm256_min_ps(b, a); }  // the instruction returns its second operand on NaN
   static reg max(reg a, reg b) { return _mm256_max_ps(b, a); }
   static reg abs(reg a) { return _mm256_andnot_ps(set(-0.0f), a); }
+  static reg sqrt(reg a) { return _mm256_sqrt_ps(a); }
+  static reg log(reg y) {  // of a normal y > 0, to 1e-7
+    // y = m·2^e with m in [√½, √2)
+    const __m256i bits = _mm256_sub_epi32(_mm256_castps_si256(y), _mm256_set1_epi32(0x3f3504f3));
+    const __m256 e = _mm256_cvtepi32_ps(_mm256_srai_epi32(bits, 23));
+    const __m256i m = _mm256_add_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(0x007fffff)), _mm256_set1_epi32(0x3f3504f3));
+    const __m256 f = sub(_mm256_castsi256_ps(m), set(1));
+    constexpr float c[7] = {8.700437984e-02f, -1.426749236e-01f, 1.491476952e-01f, -1.657758411e-01f,
+                            1.996306361e-01f, -2.500133705e-01f, 3.333391074e-01f};
+    __m256 poly = set(c[0]);
+    for (int i = 1; i < 7; ++i) poly = fma(poly, f, set(c[i]));
+    const __m256 ff = mul(f, f);
+    return fma(e, set(0.69314718f), fma(mul(ff, f), poly, fnma(set(0.5f), ff, f)));
+  }
   static mask_t gt(reg a, reg b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
   static mask_t ge(reg a, reg b) { return _mm256_cmp_ps(a, b, _CMP_GE_OQ); }
   static mask_t not_lt(reg a, reg b) { return _mm256_cmp_ps(a, b, _CMP_NLT_UQ); }
   static reg blend(mask_t m, reg yes, reg no) { return _mm256_blendv_ps(no, yes, m); }
   static reg keep(mask_t m, reg a) { return _mm256_and_ps(m, a); }
   static mask_t both(mask_t a, mask_t b) { return _mm256_and_ps(a, b); }
-  static int count(mask_t m) { return __builtin_popcount((unsigned)_mm256_movemask_ps(m)); }
+  static unsigned lanes(mask_t m) { return (unsigned)_mm256_movemask_ps(m); }  // a bit per lane
   static reg scale2(reg v, reg shifted) {
     const __m256i n = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v), n));
-  }
-  static double total(reg v) {
-    wide w;
-    w.add(v);
-    return w.total();
   }
   struct wide {
     __m256d v = _mm256_setzero_pd();
@@ -169,7 +178,6 @@ struct Avx2Double {
   static reg div(reg a, reg b) { return _mm256_div_pd(a, b); }
   static reg fma(reg a, reg b, reg c) { return _mm256_fmadd_pd(a, b, c); }
   static reg fnma(reg a, reg b, reg c) { return _mm256_fnmadd_pd(a, b, c); }
-  static reg min(reg a, reg b) { return _mm256_min_pd(b, a); }
   static reg max(reg a, reg b) { return _mm256_max_pd(b, a); }
   static reg abs(reg a) { return _mm256_andnot_pd(set(-0.0), a); }
   static mask_t gt(reg a, reg b) { return _mm256_cmp_pd(a, b, _CMP_GT_OQ); }
@@ -177,16 +185,9 @@ struct Avx2Double {
   static mask_t not_lt(reg a, reg b) { return _mm256_cmp_pd(a, b, _CMP_NLT_UQ); }
   static reg blend(mask_t m, reg yes, reg no) { return _mm256_blendv_pd(no, yes, m); }
   static reg keep(mask_t m, reg a) { return _mm256_and_pd(m, a); }
-  static mask_t both(mask_t a, mask_t b) { return _mm256_and_pd(a, b); }
-  static int count(mask_t m) { return __builtin_popcount((unsigned)_mm256_movemask_pd(m)); }
   static reg scale2(reg v, reg shifted) {
     const __m256i n = _mm256_slli_epi64(_mm256_castpd_si256(shifted), 52);
     return _mm256_castsi256_pd(_mm256_add_epi64(_mm256_castpd_si256(v), n));
-  }
-  static double total(reg v) {
-    wide w;
-    w.add(v);
-    return w.total();
   }
   struct wide {
     __m256d v = _mm256_setzero_pd();
@@ -210,6 +211,27 @@ template <class V> inline typename V::reg exp_of(typename V::reg t) {
   auto y = V::set(P::c[0]);
   for (int i = 1; i <= P::degree; ++i) y = V::fma(y, r, V::set(P::c[i]));
   return V::scale2(y, shifted);
+}
+
+// σ(z) from −z: NaN for NaN, and exactly 0 where e^{−z} would overflow.
+template <class V> inline typename V::reg sigma_of(typename V::reg minus_z) {
+  using L = Limits<typename V::scalar>;
+  const auto t = V::max(minus_z, V::set(L::exp_floor));
+  const auto one = V::fma(t, V::set(0), V::set(1));  // NaN for NaN
+  return V::keep(V::not_lt(V::set(-L::exp_floor), t), V::div(one, V::add(V::set(1), exp_of<V>(t))));
+}
+
+// min(σ(z), σ(−z)), to all digits however small.
+template <class V> inline typename V::reg tail_of(typename V::reg minus_z) {
+  const auto t = V::sub(V::set(0), V::abs(minus_z)), floor = V::set(Limits<typename V::scalar>::exp_floor);
+  const auto e = V::keep(V::ge(t, floor), exp_of<V>(V::max(t, floor)));
+  return V::div(e, V::add(V::set(1), e));
+}
+
+// σ(logit p + step) for grow = e^step − 1.
+template <class V> inline typename V::reg shifted(typename V::reg p, typename V::reg grow) {
+  const auto t = V::mul(p, grow);
+  return V::div(V::add(p, t), V::add(V::set(1), t));
 }
 
 }  // namespace
