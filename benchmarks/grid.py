@@ -13,7 +13,6 @@ import argparse
 import csv
 import io
 import math
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -34,6 +33,7 @@ import khot
 from khot._math import sigmoid
 from khot._math.roots import Point, Residual
 from khot._math.sigmoid import _Tails
+from khot.bench import write
 
 SEED = 0
 SIZES = (64, 1024, 16_384, 1_000_000)
@@ -209,14 +209,6 @@ def report(rows: list[Row], total: int) -> str:
     where = "- {0.scores}, n = {0.n}, {0.dtype}, T = {0.temperature:g}, k = {0.k:.8g}: {0.failure}"
     parts += ["## Failures", "\n".join(map(where.format, failures))] if failures else []
     return "\n\n".join(parts) + "\n"
-
-
-def write(path: Path, text: str) -> None:
-    """Replace a file in one step, so that an interruption leaves the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
 
 
 def main() -> int:

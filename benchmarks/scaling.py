@@ -7,7 +7,7 @@ length before says that the next would not fit, or when it gives its own reason.
 from __future__ import annotations
 
 import argparse
-import os
+import io
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from khot.bench import BASELINE, CONTENDERS, Report, Rival, Settings, measure, records, to_csv
+from khot.bench import BASELINE, CONTENDERS, Report, Rival, Settings, measure, records, to_csv, write
 
 ROOT = Path(__file__).parent.parent
 SAFE_SHARE = 0.7  # of the memory that is available
@@ -101,12 +101,11 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     axes.set_title("Soft top-k of n scores, k = n/10, float32")
     axes.grid(True, which="major", color="0.9")
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    svg = io.StringIO()
     # Fixed ids and no date: the picture changes only when the figures do.
     with matplotlib.rc_context({"svg.hashsalt": "khot", "svg.fonttype": "none"}):
-        partial = path.with_name(path.name + ".partial")
-        figure.savefig(partial, format="svg", metadata={"Date": None})
-        os.replace(partial, path)
+        figure.savefig(svg, format="svg", metadata={"Date": None})
+    write(path, svg.getvalue())
 
 
 def main() -> int:
@@ -124,10 +123,7 @@ def main() -> int:
     reports, left, is_interrupted = run(sizes, args.limit, args.budget)
     rows = [row for report in reports for row in records(report)]
     table = (args.out or ROOT / "benchmarks" / "results") / "scaling.csv"
-    table.parent.mkdir(parents=True, exist_ok=True)
-    partial = table.with_name(table.name + ".partial")
-    partial.write_text(to_csv(rows), encoding="utf-8")
-    os.replace(partial, table)
+    write(table, to_csv(rows))
     plot(rows, (args.out or ROOT / "docs" / "img") / "scaling.svg")
     print(f"\nto n = {reports[-1].settings.n}; {table}", file=sys.stderr)
     print(*(f"{name} left: {reason}" for name, reason in left.items()), sep="\n", file=sys.stderr)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +18,7 @@ from torch import Tensor
 
 import khot
 from khot._math import implicit, sigmoid
+from khot.bench import write
 
 N, K, SEED = 1000, 50, 0
 CASES = (("normal", 1.0), ("normal", 0.1), ("normal", 0.01), ("Cauchy", 1.0))
@@ -158,11 +158,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=page, metavar="FILE", help="default: docs/tables/solver-error.md")
     out = parser.parse_args().out
     torch.set_num_threads(1)  # so that no order of summation depends on the machine's cores
-    text = report()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(out.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, out)
+    write(out, report())
     print(f"wrote {out}", file=sys.stderr)
 
 

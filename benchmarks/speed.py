@@ -1,15 +1,17 @@
-"""khot against the field at the shapes that matter; writes `speed.csv`, `speed.md` and the table of the docs.
+"""khot against the field at the shapes that matter: `speed.csv`, `speed.md`, and the tables of the docs and the README.
 
 Every shape is one interleaved measurement, with one thread (process CPU time) and with all (wall time); ratios compare
 contenders of one measurement only. Outputs of 32 MB and more pay page faults at each call unless malloc's thresholds
 are raised (see `khot.bench._measure`); the page says which it was. Ctrl-C ends early, writes what was measured and
-exits with 130.
+exits with 130. The tables of the docs and the README change only with a complete run.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +19,25 @@ from typing import Any, NamedTuple
 
 import torch
 
-from khot.bench import BASELINE, CONTENDERS, Report, Settings, environment, measure, records, to_csv, to_markdown
+from khot.bench import (
+    BASELINE,
+    CONTENDERS,
+    Report,
+    Settings,
+    environment,
+    markdown_table,
+    measure,
+    records,
+    threads,
+    to_csv,
+    to_markdown,
+    write,
+)
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+NOTE = "<!-- Written by benchmarks/speed.py; do not edit. -->"
+Record = dict[str, Any]
 
 
 class Case(NamedTuple):
@@ -27,8 +47,14 @@ class Case(NamedTuple):
     n: int
     k: int
 
+    @classmethod
+    def of(cls, row: Record) -> Case:
+        """The case of a record."""
+        return cls(*map(int, row["shape"].split("x")), int(float(row["k"])))
+
     def __str__(self) -> str:
-        return f"{self.rows}×{self.n}, k={self.k}"
+        n, k = ("10⁶" if self.n == 10**6 else self.n), ("10⁵" if self.k == 10**5 else self.k)
+        return f"{self.rows}×{n}, k = {k}"
 
 
 CASES = (
@@ -43,54 +69,80 @@ CASES = (
     Case(16, 16_384, 2),
 )
 BUSY = 0.5  # load average before the first measurement from which wall times mean little
+README = {
+    "torch.sigmoid": "`torch.sigmoid`",
+    "torch.softmax": "`torch.softmax`",
+    "torch.topk": "`torch.topk` (hard)",
+    "halley": "the paper's method (Halley)",
+    "lapsum": "LapSum",
+    "lml": "LML",
+    "entmax.budget_bisect": "entmax `budget_bisect`",
+}
+README_CASES = (CASES[0], CASES[2], CASES[3], CASES[4], CASES[7])
 
 
-def summary(reports: list[Report]) -> str:
-    """Contenders × shapes: milliseconds of the forward, and of forward and backward."""
-    columns = [Case(r.settings.rows, r.settings.n, int(r.settings.k)) for r in reports]
-    lines = ["| contender | " + " | ".join(map(str, columns)) + " |", "| :--- |" + " ---: |" * len(columns)]
-    for index, contender in enumerate(reports[0].results):
-        cells = []
-        for report in reports:
-            result = report.results[index]
-            times = (f"{t.median * 1e3:.3g}" if t else "–" for t in (result.forward, result.both))
-            cells.append("skipped" if result.skipped else " / ".join(times))
-        lines.append(f"| {contender.name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+def by_threads(rows: list[Record]) -> dict[int, list[Record]]:
+    """The records by number of threads."""
+    return {count: [r for r in rows if int(r["threads"]) == count] for count in sorted({int(r["threads"]) for r in rows})}
 
 
-def ratios(reports: list[Report]) -> str:
-    """Contenders × shapes: how many times khot's time each takes, forward and forward and backward; for the docs."""
-    lines = ["<!-- Written by benchmarks/speed.py; do not edit. -->"]
-    for threads in sorted({r.settings.threads for r in reports}):
-        chosen = [r for r in reports if r.settings.threads == threads]
-        columns = [str(Case(r.settings.rows, r.settings.n, int(r.settings.k))) for r in chosen]
-        cells: dict[str, list[str]] = {}
-        for report in chosen:
-            for row in records(report):
-                pair = (
-                    "–" if row[f"{part}_ratio"] is None else _short(row[f"{part}_ratio"])
-                    for part in ("forward", "both")
-                )
-                cells.setdefault(row["name"], []).append("skipped" if row["skipped"] else " / ".join(pair))
-        lines += ["", f"{threads} thread{'s' * (threads > 1)} ({chosen[0].settings.clock}):", ""]
-        lines += ["| | " + " | ".join(columns) + " |", "| :--- |" + " ---: |" * len(columns)]
-        lines += [f"| {name} | " + " | ".join(row) + " |" for name, row in cells.items() if name != BASELINE]
-    return "\n".join(lines) + "\n"
+def table(rows: list[Record], cell: Callable[[Record], str], names: dict[str, str], cases: tuple[Case, ...]) -> str:
+    """Contenders × shapes."""
+    cells = {(row["name"], Case.of(row)): "skipped" if row["skipped"] else cell(row) for row in rows}
+    return markdown_table(
+        ["", *map(str, cases)],
+        ([label, *(cells.get((name, case), "–") for case in cases)] for name, label in names.items()),
+    )
 
 
-def _short(ratio: float) -> str:
+def pair(form: Callable[[float], str], suffix: str) -> Callable[[Record], str]:
+    """A cell with a figure of the forward, and of forward and backward."""
+
+    def cell(row: Record) -> str:
+        values = (row[f"{part}_{suffix}"] for part in ("forward", "both"))
+        return " / ".join("–" if value in ("", None) else form(float(value)) for value in values)
+
+    return cell
+
+
+def short(ratio: float) -> str:
+    """Two digits."""
     return f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.2g}"
 
 
-def losses(rows: list[dict[str, Any]]) -> str:
+def ratios(rows: list[Record]) -> str:
+    """How many times khot's time each contender takes; for the docs."""
+    parts = [NOTE]
+    for count, chosen in by_threads(rows).items():
+        names = {row["name"]: f"`{row['name']}`" for row in chosen if row["name"] != BASELINE}
+        cases = tuple(dict.fromkeys(map(Case.of, chosen)))
+        parts += [f"{threads(count)} ({chosen[0]['clock']}):", table(chosen, pair(short, "ratio"), names, cases)]
+    return "\n\n".join(parts) + "\n"
+
+
+def readme(rows: list[Record]) -> str:
+    """The README's extract of that."""
+    chosen = by_threads(rows)[1]
+    cpu, version = chosen[0]["cpu"], chosen[0]["torch"]
+    where = f"One thread, one interleaved run of `benchmarks/speed.py`; {cpu}; torch {version}."
+    return "\n\n".join([where, table(chosen, pair(short, "ratio"), README, README_CASES)])
+
+
+def with_table(text: str, rows: list[Record]) -> str:
+    """The README's text with its table replaced."""
+    return re.sub(
+        "(<!-- speed -->\n).*(\n<!-- /speed -->)", lambda m: m[1] + readme(rows) + m[2], text, count=1, flags=re.DOTALL
+    )
+
+
+def losses(rows: list[Record]) -> str:
     """Where khot is slower than a contender that chooses, softly or hard, as sigmoid and softmax do not."""
-    others = ("torch.sigmoid", "torch.softmax")
+    others = ("torch.sigmoid", "torch.softmax", "hard_topk")
     lines = [
-        f"- {row['shape']}, k = {row['k']}, {row['threads']} thread{'s' * (row['threads'] > 1)}: "
-        f"`{row['name']}` takes {row['forward_ratio']:.2f} of khot's time"
+        f"- {Case.of(row)}, {threads(int(row['threads']))}: `{row['name']}` takes "
+        f"{float(row['forward_ratio']):.2f} of khot's time"
         for row in rows
-        if row["forward_ratio"] is not None and row["forward_ratio"] < 1 and row["name"] not in others
+        if row["forward_ratio"] not in ("", None) and float(row["forward_ratio"]) < 1 and row["name"] not in others
     ]
     return "\n".join(lines) or "Nowhere here."
 
@@ -105,11 +157,12 @@ def page(reports: list[Report], load: float) -> str:
         "`torch.*` are yardsticks, not soft k-hots. Memory is the peak of a forward call in units of the input. "
         f"malloc: {environment()['malloc']}.",
     ]
-    for threads in sorted({r.settings.threads for r in reports}):
-        chosen = [r for r in reports if r.settings.threads == threads]
-        name = f"{threads} thread{'s' * (threads > 1)}"
-        parts += [f"## {name}: forward / forward and backward, ms ({chosen[0].settings.clock})", summary(chosen)]
-        if threads > 1 and load > BUSY:
+    for count, chosen in by_threads(rows).items():
+        names = {row["name"]: row["name"] for row in chosen}
+        cases = tuple(dict.fromkeys(map(Case.of, chosen)))
+        parts.append(f"## {threads(count)}: forward / forward and backward, ms ({chosen[0]['clock']})")
+        parts.append(table(chosen, pair("{:.3g}".format, "ms"), names, cases))
+        if count > 1 and load > BUSY:
             parts.append(f"Other work ran beside it (load average {load:.1f} at the start): wall times mean little.")
     parts += ["## Where khot's forward is slower", losses(rows), "## Shape by shape"]
     parts += [to_markdown(report).rstrip() for report in reports]
@@ -117,16 +170,17 @@ def page(reports: list[Report], load: float) -> str:
 
 
 def run(
-    cases: list[Case], threads: list[int], budget: float, say: Callable[[str, int, int], None]
+    cases: list[Case], counts: list[int], budget: float, say: Callable[[str, int, int], None]
 ) -> tuple[list[Report], bool]:
     """The reports, and whether Ctrl-C cut them short."""
     reports: list[Report] = []
-    for count in threads:
+    for count in counts:
         for case in cases:
             settings = Settings(shape=(case.rows, case.n), k=case.k, threads=count, budget=budget)
-            where = f"{case}, {count} thread{'s' * (count > 1)}"
             report = measure(
-                CONTENDERS, settings, lambda label, done, total, at=where: say(f"{at}: {label}", done, total)
+                CONTENDERS,
+                settings,
+                lambda label, done, total, at=f"{case}, {threads(count)}": say(f"{at}: {label}", done, total),
             )
             reports.append(report)
             if report.interrupted:
@@ -134,22 +188,19 @@ def run(
     return reports, False
 
 
-def write(path: Path, text: str) -> None:
-    """Replace a file in one step, so that an interruption leaves the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+def read(path: Path) -> list[Record]:
+    """The records of a `speed.csv`, as text."""
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     every = torch.get_num_threads()
-    parser.add_argument("--budget", type=float, default=3.0, metavar="S", help="seconds per contender and shape (3)")
+    parser.add_argument("--budget", type=float, default=1.0, metavar="S", help="seconds per contender and shape (1)")
     parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, every}), help=f"default: 1 and {every}")
     parser.add_argument("--cases", type=int, nargs="+", metavar="I", help=f"which of the {len(CASES)} shapes, from 0")
-    results = Path(__file__).parent / "results"
-    parser.add_argument("--out", type=Path, default=results, metavar="DIR", help="default: benchmarks/results")
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="default: benchmarks/results")
     args = parser.parse_args()
     if min(args.threads) < 1 or args.budget <= 0:
         parser.error(f"--threads must be ≥ 1 and --budget > 0; got {args.threads} and {args.budget:g}")
@@ -165,9 +216,10 @@ def main() -> int:
     reports, is_interrupted = run(cases, args.threads, args.budget, say)
     write(args.out / "speed.csv", to_csv(row for report in reports for row in records(report)))
     write(args.out / "speed.md", page(reports, load))
-    write(args.out / "ratios.md", ratios(reports))
-    if args.out == results:
-        write(Path(__file__).parents[1] / "docs" / "tables" / "speed.md", ratios(reports))
+    if args.out == RESULTS and not args.cases and not is_interrupted and 1 in args.threads:
+        rows = read(RESULTS / "speed.csv")
+        write(ROOT / "docs" / "tables" / "speed.md", ratios(rows))
+        write(ROOT / "README.md", with_table((ROOT / "README.md").read_text(encoding="utf-8"), rows))
     broken = [f"{r.name}: {'; '.join(r.flags)}" for report in reports for r in report.results if r.flags]
     ours = any(text.startswith(f"{BASELINE}:") for text in broken)
     print(f"\n{len(reports)} measurements; see {args.out}", *dict.fromkeys(broken), sep="\n", file=sys.stderr)

@@ -45,6 +45,20 @@ def test_grid(name, dtype, path):
 
 
 @needs_native
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_margins_on_the_grid(name, path):
+    for n in (64, 16384):
+        x = scores(name, n, torch.float64)
+        k, temperature = (t.flatten() for t in torch.meshgrid(*rows(counts(n), TEMPERATURES), indexing="ij"))
+        arguments = x.expand(len(k), n), k, temperature, None
+        got = _native.sigmoid_margin(*arguments, PATHS[path])
+        expected = sigmoid.margin(*arguments, early_stop=True)
+        # Σσ(z) − k is known to some roundings of k, so z is to so many of k/Σv.
+        torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-11)
+
+
+@needs_native
 @given(
     batch=st.lists(st.integers(0, 9), max_size=2),
     n=st.one_of(st.integers(1, 40), st.integers(200, 300), st.just(1500)),
@@ -82,6 +96,10 @@ def test_values_and_gradients(batch, n, double, layout, masking, special, path, 
     got = _native.sigmoid_topk(x, k, temperature, mask, PATHS[path])
     expected = eager(x, k, temperature, mask)
     torch.testing.assert_close(got, expected, rtol=0, atol=ATOL[dtype], equal_nan=True)
+
+    margins = _native.sigmoid_margin(x.double(), k, temperature, mask, PATHS[path])
+    expected = sigmoid.margin(x.double(), k, temperature, mask, early_stop=True)
+    torch.testing.assert_close(margins, expected, rtol=1e-11, atol=1e-11, equal_nan=True)
 
     g = torch.randn(*batch, n, generator=generator, dtype=torch.float64).to(dtype)
     coarse = (4 * x).round()  # with ties

@@ -15,6 +15,10 @@ void khot_sigmoid_topk_float(const float*, int64_t, int64_t, const double*, int6
                              int64_t, int, int, float*);
 void khot_sigmoid_topk_double(const double*, int64_t, int64_t, const double*, int64_t, const double*, int64_t, const uint8_t*, int64_t,
                               int64_t, int, int, double*);
+void khot_sigmoid_margin_float(const float*, int64_t, int64_t, const double*, int64_t, const double*, int64_t, const uint8_t*, int64_t,
+                               int64_t, int, int, float*, uint8_t*);
+void khot_sigmoid_margin_double(const double*, int64_t, int64_t, const double*, int64_t, const double*, int64_t, const uint8_t*, int64_t,
+                                int64_t, int, int, double*, uint8_t*);
 void khot_hard_topk_float(const float*, int64_t, int64_t, const double*, int64_t, const uint8_t*, int64_t, int64_t, int, float*);
 void khot_hard_topk_double(const double*, int64_t, int64_t, const double*, int64_t, const uint8_t*, int64_t, int64_t, int, double*);
 void khot_sigmoid_topk_pull_float(const float*, const float*, int64_t, int64_t, const double*, int64_t, int, int, float*, double*);
@@ -32,6 +36,14 @@ void topk(const float* x, int64_t rows, int64_t n, const double* k, const double
 void topk(const double* x, int64_t rows, int64_t n, const double* k, const double* t, const uint8_t* m, int64_t ms, int threads, int path,
           double* p) {
   khot_sigmoid_topk_double(x, rows, n, k, 1, t, 1, m, n * ms, ms, threads, path, p);
+}
+void margin(const float* x, int64_t rows, int64_t n, const double* k, const double* t, const uint8_t* m, int64_t ms, int threads, int path,
+            float* z, uint8_t* left) {
+  khot_sigmoid_margin_float(x, rows, n, k, 1, t, 1, m, n * ms, ms, threads, path, z, left);
+}
+void margin(const double* x, int64_t rows, int64_t n, const double* k, const double* t, const uint8_t* m, int64_t ms, int threads, int path,
+            double* z, uint8_t* left) {
+  khot_sigmoid_margin_double(x, rows, n, k, 1, t, 1, m, n * ms, ms, threads, path, z, left);
 }
 void hard(const float* x, int64_t rows, int64_t n, const double* k, const uint8_t* m, int64_t ms, int threads, float* out) {
   khot_hard_topk_float(x, rows, n, k, 1, m, n * ms, ms, threads, out);
@@ -104,19 +116,22 @@ template <class T> int fuzz(Rng& rng, long number) {
   const int path = (int)(rng() % 2), threads = 1 + (int)(rng() % 2);
   topk(x.data(), rows, n, k.data(), t.data(), m, stride, threads, path, p.data());
   pull(p.data(), g.data(), rows, n, t.data(), path, dx.data(), dk.data());
-  std::vector<T> chosen(x.size());
+  std::vector<T> chosen(x.size()), z(x.size());
+  std::vector<uint8_t> left((size_t)rows);
+  margin(x.data(), rows, n, k.data(), t.data(), m, stride, threads, path, z.data(), left.data());
   hard(x.data(), rows, n, k.data(), m, stride, threads, chosen.data());
   const double limit = sizeof(T) == 4 ? 1e-6 : 1e-9;
   for (int64_t r = 0; r < rows; ++r) {
     const double want = expected(x.data() + r * n, m ? m + r * n * stride : nullptr, stride, n, k[(size_t)r], t[(size_t)r]);
     const double whole = k[(size_t)r] == std::floor(k[(size_t)r]) && t[(size_t)r] > 0 ? want : std::nan("");
-    double sum = 0, ones = 0;
+    double sum = 0, ones = 0, margins = 0;
     bool in_range = true;
     for (int64_t i = 0; i < n; ++i) {
       const double v = (double)p[(size_t)(r * n + i)];
       sum += v;
       in_range &= v >= 0 && v <= 1;
       ones += (double)chosen[(size_t)(r * n + i)];
+      margins += 1 / (1 + std::exp(-(double)z[(size_t)(r * n + i)]));
     }
     // The gradient of a constant is none, and its weighted mean is the constant; 0 in a saturated row.
     const double mean = dk[(size_t)r];
@@ -125,10 +140,11 @@ template <class T> int fuzz(Rng& rng, long number) {
     for (int64_t i = 0; i < n; ++i)
       is_flat &= !has_digits || std::fabs((double)dx[(size_t)(r * n + i)]) * t[(size_t)r] <= 1e-5;
     const bool is_hard = std::isnan(whole) ? std::isnan(ones) || std::isnan(t[(size_t)r]) : ones == whole;
-    const bool good = is_flat && is_hard && (std::isnan(want) ? std::isnan(sum) : in_range && std::fabs(sum - want) <= limit * std::fmax(want, 1));
+    const bool is_margin = left[(size_t)r] || std::fabs(margins - want) <= limit * std::fmax(want, 1);
+    const bool good = is_flat && is_hard && is_margin && (std::isnan(want) ? std::isnan(sum) : in_range && std::fabs(sum - want) <= limit * std::fmax(want, 1));
     if (!good) {
-      std::printf("case %ld row %ld of %ld: n=%ld k=%.17g T=%.17g path=%d %s: sum %.17g, expected %.17g; hard sum %.17g\n", number, (long)r, (long)rows,
-                  (long)n, k[(size_t)r], t[(size_t)r], path, sizeof(T) == 4 ? "float" : "double", sum, want, ones);
+      std::printf("case %ld row %ld of %ld: n=%ld k=%.17g T=%.17g path=%d %s: sum %.17g, expected %.17g; hard sum %.17g, of margins %.17g\n", number, (long)r, (long)rows,
+                  (long)n, k[(size_t)r], t[(size_t)r], path, sizeof(T) == 4 ? "float" : "double", sum, want, ones, margins);
       for (int64_t i = 0; i < n && i < 40; ++i)
         std::printf(m && !m[(r * n + i) * stride] ? "(%.9g) " : "%.9g ", (double)x[(size_t)(r * n + i)]);
       std::printf("\n");

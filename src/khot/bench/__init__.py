@@ -6,12 +6,20 @@ Nothing here prints. `measure(CONTENDERS, Settings(shape=(4096, 64), k=8))` give
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
+from .._math import sigmoid
+from .._shape import compute_dtype
 from ..relaxations._hard import hard_topk
 from ..relaxations._threshold import sigmoid_topk
+from ._files import markdown_table as markdown_table
+from ._files import write as write
 from ._measure import measure as measure
 from ._report import COLUMNS as COLUMNS
 from ._report import environment as environment
 from ._report import records as records
+from ._report import threads as threads
 from ._report import to_csv as to_csv
 from ._report import to_json as to_json
 from ._report import to_markdown as to_markdown
@@ -24,8 +32,22 @@ from ._results import Timing as Timing
 from .rivals import RIVALS as RIVALS
 from .rivals import Rival as Rival
 
+
+
+def eager(x: Tensor, k: float) -> Tensor:
+    """σ_k where no native library was built, forward only."""
+    one = torch.ones(x.shape[:-1], dtype=torch.float64, device=x.device)
+    return sigmoid.topk(x.to(compute_dtype(x.dtype)), k * one, one, None, early_stop=True).to(x.dtype)
+
+
+def steps(n: int, k: float) -> float:
+    """Of the eager solver's loop."""
+    return sigmoid.MAX_STEPS
+
+
 OURS: dict[str, Rival] = {
     BASELINE: Rival(fn=sigmoid_topk, what="khot's σ_k", kind="khot", inner_k=False),
+    "eager": Rival(fn=eager, what="khot's σ_k without the native library", kind="khot", inner_k=False, python_steps=steps),
     "hard_topk": Rival(fn=hard_topk, what="khot's hard k-hot, no gradient", kind="khot", integer_k=True, inner_k=False),
 }
 CONTENDERS: dict[str, Rival] = {**OURS, **RIVALS}

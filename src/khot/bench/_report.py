@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..kernels import status
+from ._files import markdown_table
 from ._results import BASELINE, Report, Result, Timing
 
 if TYPE_CHECKING:
@@ -130,10 +131,7 @@ def to_json(rows: Iterable[dict[str, Any]]) -> str:
 
 def to_markdown(report: Report) -> str:
     """A table for a README, with a line on what it shows and one on what was skipped."""
-    heading = (text.replace("|", "\\|") for text in HEADINGS)
-    lines = ["| " + " | ".join(heading) + " |", "| :--- |" + " ---: |" * (len(HEADINGS) - 1)]
-    lines += ["| " + " | ".join(cells) + " |" for cells in _cells(report)]
-    parts = [caption(report) + ".", "\n".join(lines)]
+    parts = [caption(report) + ".", markdown_table(HEADINGS, _cells(report))]
     if skipped := [f"`{r.name}` ({r.skipped})" for r in report.results if r.skipped]:
         parts.append("Skipped: " + "; ".join(skipped) + ".")
     return "\n\n".join(parts) + "\n"
@@ -156,12 +154,17 @@ def to_table(report: Report) -> Table:
 def caption(report: Report) -> str:
     """What was measured, in a line."""
     s, around = report.settings, environment()
-    how = f"{s.threads} thread{'s' * (s.threads > 1)}, {s.clock}{', torch.compile' * s.compile}"
+    how = f"{threads(s.threads)}, {s.clock}{', torch.compile' * s.compile}"
     where = f"{around['cpu']}, {around['kernel'].partition(' (')[0]} kernel" if s.device == "cpu" else s.device
     dtype = str(s.dtype).removeprefix("torch.")
     text = f"{'×'.join(map(str, s.shape))}, k = {s.k:g}, {dtype}; {how}; {where}; torch {around['torch']}"
     text += f"; {around['malloc']}" * (around["malloc"] != "default")
     return text + "; interrupted, partial" * report.interrupted
+
+
+def threads(count: int) -> str:
+    """The number with its noun."""
+    return f"{count} thread{'s' * (count != 1)}"
 
 
 def _cells(report: Report) -> list[list[str]]:

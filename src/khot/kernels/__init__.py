@@ -27,8 +27,9 @@ def status() -> dict[str, str]:
 
 if _native.LIBRARY is None:
     LIBRARY.impl("sigmoid_topk", partial(sigmoid.topk, early_stop=True), "CPU")
+    LIBRARY.impl("sigmoid_margin", partial(sigmoid.margin, early_stop=True), "CPU")
 else:
     LIBRARY.impl("hard_topk", _native.hard_topk, "CPU")
     LIBRARY.impl("sigmoid_topk", _native.sigmoid_topk, "CPU")
+    LIBRARY.impl("sigmoid_margin", _native.sigmoid_margin, "CPU")
     LIBRARY.impl("sigmoid_topk_pull", _native.sigmoid_topk_pull, "CPU")
-LIBRARY.impl("sigmoid_margin", partial(sigmoid.margin, early_stop=True), "CPU")

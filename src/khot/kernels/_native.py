@@ -11,29 +11,25 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from .._math import sigmoid
+
 ABI = 3  # khot_abi() in native/khot.cpp
 HERE = Path(__file__).parent
 WIDE, PORTABLE = 1, 0  # the path: the widest vectors this machine has, or one lane at a time
 
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+_COLUMN = (_POINTER, _LONG)  # one number per row: address, stride
+_ROWS = (_POINTER, _LONG, _LONG)  # scores, rows, n
+_MASK = (_POINTER, _LONG, _LONG)  # address, stride of rows, stride
 _SIGNATURES = {
-    # x, rows, n, k, its stride, T, its stride, mask, its strides, threads, path, p
-    "khot_sigmoid_topk_": (
-        _POINTER,
-        _LONG,
-        _LONG,
-        *(_POINTER, _LONG) * 2,
-        _POINTER,
-        _LONG,
-        _LONG,
-        _INT,
-        _INT,
-        _POINTER,
-    ),
-    # x, rows, n, k, its stride, mask, its strides, threads, out
-    "khot_hard_topk_": (_POINTER, _LONG, _LONG, _POINTER, _LONG, _POINTER, _LONG, _LONG, _INT, _POINTER),
-    # p, g, rows, n, T, its stride, threads, path, dx, dk
-    "khot_sigmoid_topk_pull_": (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _LONG, _INT, _INT, _POINTER, _POINTER),
+    # x, k, T, mask, threads, path, p
+    "khot_sigmoid_topk_": (*_ROWS, *_COLUMN, *_COLUMN, *_MASK, _INT, _INT, _POINTER),
+    # x, k, T, mask, threads, path, z, is_left
+    "khot_sigmoid_margin_": (*_ROWS, *_COLUMN, *_COLUMN, *_MASK, _INT, _INT, _POINTER, _POINTER),
+    # x, k, mask, threads, out
+    "khot_hard_topk_": (*_ROWS, *_COLUMN, *_MASK, _INT, _POINTER),
+    # p, g, T, threads, path, dx, dk
+    "khot_sigmoid_topk_pull_": (_POINTER, *_ROWS, *_COLUMN, _INT, _INT, _POINTER, _POINTER),
 }
 _NAMES = {torch.float32: "float", torch.float64: "double"}
 
@@ -115,6 +111,34 @@ def sigmoid_topk(
         p.data_ptr(),
     )
     return p
+
+
+def sigmoid_margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, path: int = WIDE) -> Tensor:
+    """As `_math.sigmoid.margin`, which solves the rows that are left: infinite thresholds, numbers that underflow."""
+    x, n = x.contiguous(), x.shape[-1]
+    z = torch.empty_like(x)
+    if z.numel() == 0:
+        return z
+    k_kept, *k_place = _column(k)
+    temperature_kept, *temperature_place = _column(temperature)
+    mask_kept, *mask_place = _mask(mask, n)
+    is_left = torch.empty(z.numel() // n, dtype=torch.bool)
+    _FUNCTIONS["khot_sigmoid_margin_", x.dtype](  # type: ignore[misc]
+        x.data_ptr(),
+        z.numel() // n,
+        n,
+        *k_place,
+        *temperature_place,
+        *mask_place,
+        torch.get_num_threads(),
+        path,
+        z.data_ptr(),
+        is_left.data_ptr(),
+    )
+    if bool(is_left.any()):
+        rest = [t if t is None else t.reshape(len(is_left), *size)[is_left] for t, size in ((x, (n,)), (k, ()), (temperature, ()), (mask, (n,)))]
+        z.view(-1, n)[is_left] = sigmoid.margin(*rest, early_stop=True)
+    return z
 
 
 def sigmoid_topk_pull(g: Tensor, p: Tensor, temperature: Tensor, path: int = WIDE) -> tuple[Tensor, Tensor]:

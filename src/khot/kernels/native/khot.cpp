@@ -66,6 +66,17 @@ void topk(const T* x, int64_t rows, int64_t n, const double* k, int64_t k_stride
 }
 
 template <class T>
+void margin(const T* x, int64_t rows, int64_t n, const double* k, int64_t k_stride, const double* temperature,
+            int64_t temperature_stride, const uint8_t* mask, int64_t mask_row_stride, int64_t mask_stride, int threads, int path, T* z,
+            uint8_t* is_left) {
+  const auto& kernels = Table<T>::of(path);
+  for_rows(rows, n, threads, [&](int64_t r, int share) {
+    is_left[r] = !kernels.margin(x + r * n, mask ? mask + r * mask_row_stride : nullptr, mask_stride, n, k[r * k_stride],
+                                 temperature[r * temperature_stride], share, z + r * n);
+  });
+}
+
+template <class T>
 void pull(const T* p, const T* g, int64_t rows, int64_t n, const double* temperature, int64_t temperature_stride, int threads,
           int path, T* dx, double* dk) {
   const auto& kernels = Table<T>::of(path);
@@ -101,6 +112,17 @@ KHOT_API int khot_has_avx2() { return has_avx2(); }
   }
 KHOT_TOPK(khot_sigmoid_topk_float, float)
 KHOT_TOPK(khot_sigmoid_topk_double, double)
+
+// As above for z = (x − τ)/T; is_left[r] is 1 for a row that is not written, and is left to another method.
+#define KHOT_MARGIN(NAME, T)                                                                                             \
+  KHOT_API void NAME(const T* x, int64_t rows, int64_t n, const double* k, int64_t k_stride, const double* temperature,    \
+                     int64_t temperature_stride, const uint8_t* mask, int64_t mask_row_stride, int64_t mask_stride,        \
+                     int threads, int path, T* z, uint8_t* is_left) {                                                      \
+    margin(x, rows, n, k, k_stride, temperature, temperature_stride, mask, mask_row_stride, mask_stride, threads, path, z, \
+           is_left);                                                                                                       \
+  }
+KHOT_MARGIN(khot_sigmoid_margin_float, float)
+KHOT_MARGIN(khot_sigmoid_margin_double, double)
 
 #define KHOT_PULL(NAME, T)                                                                                         \
   KHOT_API void NAME(const T* p, const T* g, int64_t rows, int64_t n, const double* temperature,                     \

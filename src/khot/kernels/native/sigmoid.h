@@ -183,11 +183,11 @@ template <class V, class T> bool describe(const Row<T>& row, double* count, doub
 
 constexpr int64_t kSampleRow = 16384;  // a row four times as long is first solved on as many of its scores
 
-template <class V, class T> bool solve_quickly(const Row<T>& row, T* p, bool roughly, double* tau);
+template <class V, class T> bool solve_quickly(const Row<T>& row, T* p, bool roughly, Point<T>* point);
 
 // A first guess of τ: that of a sample, or of a normal distribution with the row's mean and variance. `scratch` has n places,
 // so that no thread needs a large stack.
-template <class V, class T> bool guess(const Row<T>& row, T* scratch, double* count, double* tau) {
+template <class V, class T> bool guess(const Row<T>& row, T* scratch, double* count, Point<T>* point) {
   if (row.n >= 4 * kSampleRow) {
     constexpr int64_t run = 8;  // neighbours are taken together, a cache line at a time
     T *sample = scratch, *chosen = scratch + kSampleRow;
@@ -200,30 +200,32 @@ template <class V, class T> bool guess(const Row<T>& row, T* scratch, double* co
       }
     *count = (double)row.n;
     Row<T> part = {sample, nullptr, 0, kSampleRow, row.k * (double)kSampleRow / (double)row.n, row.temperature, 1};
-    return solve_quickly<V>(part, chosen, true, tau);
+    return solve_quickly<V>(part, chosen, true, point);
   }
   double mean, variance;
   if (!describe<V>(row, count, &mean, &variance) || !(row.k < *count)) return false;
-  *tau = normal_guess<Scalar<double>>(*count, mean, variance > 0 ? variance : 0, row.k, row.temperature);
-  return std::isfinite(*tau);
+  const double tau = normal_guess<Scalar<double>>(*count, mean, variance > 0 ? variance : 0, row.k, row.temperature);
+  *point = Point<T>::at(tau, 0, row.temperature);
+  return std::isfinite(tau);
 }
 
-// True if p is σ_k to rounding; otherwise p holds nothing. `roughly`: only τ is wanted, to a thousandth of T.
-template <class V, class T> bool solve_quickly(const Row<T>& row, T* p, bool roughly, double* tau) {
+// True if p is σ_k and the point its threshold, to rounding; otherwise p holds nothing. `roughly`: the point, to a thousandth.
+template <class V, class T> bool solve_quickly(const Row<T>& row, T* p, bool roughly, Point<T>* point) {
   double count;
-  if (!guess<V>(row, p, &count, tau)) return false;
+  if (!(row.k > 0 && row.k < (double)row.n && row.temperature > 0)) return false;
+  if (!guess<V>(row, p, &count, point)) return false;
   // The smaller of p and 1 − p is summed: numbers near 1 would round the sum's digits away.
   const bool complement = 2 * row.k > count;
   const double n = complement ? (double)row.n : count, k = complement ? n - row.k : row.k, sign = complement ? -1 : 1;
   const double eps = (double)Limits<T>::eps;
   for (int pass = 0; pass < 4; ++pass) {
-    Moments m = evaluate<V>(row, Point<T>::at(*tau, 0, row.temperature), complement, p);
+    Moments m = evaluate<V>(row, *point, complement, p);
     if (!(m.p > 0 && m.p < n && m.v > 0)) return false;
     const double noise = 2 * eps * std::sqrt(m.p < 1 ? m.p * m.p : m.p);
     if (!roughly && noise > 16 * eps * m.v) return false;  // the sum rounds too much to tell where the root is
     double step = third_order_step<Scalar<double>>(m.p, m.v, m.pv, m.vv, n, k);
     if (!std::isfinite(step)) return false;
-    *tau -= sign * step * row.temperature;
+    *point = point->moved(-sign * step, row.temperature);
     if (std::fabs(step) >= kLongStep) continue;
     if (roughly) return true;
     for (int polish = 0; polish < 3; ++polish) {
@@ -232,7 +234,7 @@ template <class V, class T> bool solve_quickly(const Row<T>& row, T* p, bool rou
       const double limit = 4 * eps * m.v;
       if (std::fabs(sum - k) <= (limit > noise ? limit : noise)) return true;
       step = (k - sum) / m.v;
-      *tau -= sign * step * row.temperature;
+      *point = point->moved(-sign * step, row.temperature);
       if (complement || !(std::fabs(step) < 0.1)) break;
     }
   }
@@ -282,78 +284,87 @@ template <class T> inline bool allowed(const Row<T>& row, int64_t i) {
   return !row.mask || row.mask[i * row.mask_stride];
 }
 
-// The rows without a finite threshold. True if this was one, and p is written.
-template <class T> bool settle(const Row<T>& row, int64_t finite, int64_t infinite, bool has_nan, T* p) {
-  const double k = row.k, rest = k - (double)infinite;
+struct Census {
+  int64_t finite = 0, infinite = 0, nan = 0;
+};
+
+// Gathers the finite allowed scores in p and counts the others.
+template <class T> Census gather_finite(const Row<T>& row, T* p) {
+  Census census;
+  for (int64_t i = 0; i < row.n; ++i) {
+    const T x = allowed(row, i) ? row.x[i] : -std::numeric_limits<T>::infinity();
+    const bool is_finite = std::fabs(x) <= Limits<T>::largest;
+    if (is_finite) p[census.finite++] = x;
+    census.infinite += x > Limits<T>::largest;
+    census.nan += x != x;
+  }
+  return census;
+}
+
+// Whether the row has no finite threshold.
+template <class T> bool is_settled(const Row<T>& row, const Census& census) {
+  const double rest = row.k - (double)census.infinite;
+  return census.nan || !(row.temperature > 0 && rest > 0 && rest < (double)census.finite);
+}
+
+// Writes the p of such a row.
+template <class T> void settle(const Row<T>& row, const Census& census, T* p) {
+  const double k = row.k, rest = k - (double)census.infinite;
   const T nan = std::numeric_limits<T>::quiet_NaN(), inf = std::numeric_limits<T>::infinity();
-  if (has_nan || !(k >= 0 && rest <= (double)finite && row.temperature > 0)) {
+  if (census.nan || !(k >= 0 && rest <= (double)census.finite && row.temperature > 0)) {
     for (int64_t i = 0; i < row.n; ++i) p[i] = nan;
   } else if (rest <= 0) {  // the entries of +inf share k; at most 1 each, and then exactly 1
-    const T share = infinite ? (T)(k / (double)infinite) : T(0);
+    const T share = census.infinite ? (T)(k / (double)census.infinite) : T(0);
     for (int64_t i = 0; i < row.n; ++i) p[i] = allowed(row, i) && row.x[i] == inf ? share : T(0);
-  } else if (rest == (double)finite) {
-    for (int64_t i = 0; i < row.n; ++i) p[i] = allowed(row, i) && row.x[i] > -inf ? T(1) : T(0);
   } else {
-    return false;
+    for (int64_t i = 0; i < row.n; ++i) p[i] = allowed(row, i) && row.x[i] > -inf ? T(1) : T(0);
   }
-  return true;
 }
 
 constexpr int kMaxHalvings = 200;  // the bracket is a few hundred T wide, and float64 has 52 bits
 
+struct Balance {
+  bool is_root;  // log(left/right) = 0 to rounding; else the two sides agree as far as p can tell, or nothing is known
+  double step;   // what is still missing at the point, in units of T
+};
+
 // Newton's method on log(left/right) inside a bracket of shifts, falling back on its middle. `decided` scores lie above.
-// `step` is what is still missing at the returned point, in units of T.
 template <class V, class T>
-Point<T> balance(const T* x, int64_t n, int threads, double decided, double k, double temperature, double anchor, double low,
-                 double high, double* step) {
+Balance balance(const T* x, int64_t n, int threads, double decided, double k, double temperature, double anchor, double low,
+                double high, Point<T>* point) {
   const double eps = (double)Limits<T>::eps, tolerance = std::sqrt(eps) / 10;
   double shift = low / 2 + high / 2, last = high - low;
-  for (int i = 0;; ++i) {
-    const Point<T> point = Point<T>::at(anchor, shift, temperature);
-    const Tails t = tails<V>(x, n, threads, point, temperature);
+  for (int i = 0; i <= kMaxHalvings; ++i) {
+    *point = Point<T>::at(anchor, shift, temperature);
+    const Tails t = tails<V>(x, n, threads, *point, temperature);
     const double excess = decided + t.above - k;
     const double left = t.lower + (excess > 0 ? excess : 0), right = t.upper + (excess < 0 ? -excess : 0);
-    const double ratio = std::log(left) - std::log(right), slope = t.lower_v / left + t.upper_v / right;
-    *step = left == right ? 0 : ratio / slope;
+    const double ratio = std::log(left) - std::log(right), slope = t.lower_v / left + t.upper_v / right, step = ratio / slope;
+    const double underflow = (double)Limits<T>::tiny * (double)n, rounding = eps / 8 * (k < 1 ? k : 1);
+    if (std::fabs(step) <= tolerance) return {left > underflow / eps && right > underflow / eps, step};
     // Entries err all in one direction, so none is off by more than |left − right|.
-    const double rounding = eps / 8 * (k < 1 ? k : 1), underflow = (double)Limits<T>::tiny * (double)n;
-    const bool is_flat = std::fabs(left - right) <= (rounding > underflow ? rounding : underflow);
-    if (is_flat) *step = 0;
-    if (is_flat || std::fabs(*step) <= tolerance) return point;
-    if (i == kMaxHalvings) {  // cannot be, and must not pass for an answer
-      *step = std::numeric_limits<double>::quiet_NaN();
-      return point;
-    }
+    if (std::fabs(left - right) <= (rounding > underflow ? rounding : underflow)) return {false, 0};
     (ratio > 0 ? low : high) = shift;
-    double next = shift + *step;
-    if (!(next > low && next < high && std::fabs(*step) <= last / 2)) next = low / 2 + high / 2;
+    double next = shift + step;
+    if (!(next > low && next < high && std::fabs(step) <= last / 2)) next = low / 2 + high / 2;
     last = std::fabs(next - shift);
     shift = next;
   }
+  return {false, std::numeric_limits<double>::quiet_NaN()};  // cannot be, and must not pass for an answer
 }
 
-template <class V, class T> void solve_surely(const Row<T>& row, T* p) {
-  // p serves as scratch space until it is written.
-  int64_t finite = 0, infinite = 0, nan = 0;
-  for (int64_t i = 0; i < row.n; ++i) {
-    const T x = allowed(row, i) ? row.x[i] : -std::numeric_limits<T>::infinity();
-    const bool is_finite = std::fabs(x) <= Limits<T>::largest;
-    if (is_finite) p[finite++] = x;
-    infinite += x > Limits<T>::largest;
-    nan += x != x;
-  }
-  if (settle(row, finite, infinite, nan > 0, p)) return;
-
-  const double k = row.k - (double)infinite, part = k - std::floor(k);
+// The rows that have a finite threshold: where it is. p serves as scratch space.
+template <class V, class T> Balance locate(const Row<T>& row, const Census& census, T* p, Point<T>* point) {
+  const double k = row.k - (double)census.infinite, part = k - std::floor(k), finite = (double)census.finite;
   const double share = part == 0 ? 1 : (part < 0.5 ? part : 1 - part);
-  const double reach = std::log((double)finite / share) + 1;
-  const double certain = std::log((double)finite) + (sizeof(T) == 4 ? 20 : 42);  // beyond this a tail is below rounding
+  const double reach = std::log(finite / share) + 1;
+  const double certain = std::log(finite) + (sizeof(T) == 4 ? 20 : 42);  // beyond this a tail is below rounding
   T upper, lower;
-  khot::select_ranks(p, finite, (int64_t)std::ceil(k), (int64_t)std::floor(k) + 1, &upper, &lower);
+  khot::select_ranks(p, census.finite, (int64_t)std::ceil(k), (int64_t)std::floor(k) + 1, &upper, &lower);
   const double gap = ((double)upper - (double)lower) / row.temperature;
   if (gap > 2 * (reach + certain)) {
-    write<V>(row, Point<T>::at((double)upper / 2 + (double)lower / 2, 0, row.temperature), 0, p);
-    return;
+    *point = Point<T>::at((double)upper / 2 + (double)lower / 2, 0, row.temperature);
+    return {false, 0};
   }
   int64_t open = 0, decided = 0;
   for (int64_t i = 0; i < row.n; ++i) {
@@ -365,16 +376,35 @@ template <class V, class T> void solve_surely(const Row<T>& row, T* p) {
       p[open++] = row.x[i];
     }
   }
-  double step;
-  const Point<T> point = balance<V>(p, open, row.threads, (double)decided, row.k, row.temperature, (double)upper,
-                                    -gap - reach, reach, &step);
-  write<V>(row, point, step, p);
+  return balance<V>(p, open, row.threads, (double)decided, row.k, row.temperature, (double)upper, -gap - reach, reach, point);
 }
 
 template <class V, class T> void solve_row(const Row<T>& row, T* p) {
-  double tau;
-  if (row.k > 0 && row.k < (double)row.n && row.temperature > 0 && solve_quickly<V>(row, p, false, &tau)) return;
-  solve_surely<V>(row, p);
+  Point<T> point;
+  if (solve_quickly<V>(row, p, false, &point)) return;
+  const Census census = gather_finite(row, p);
+  if (is_settled(row, census)) return settle(row, census, p);
+  const Balance found = locate<V>(row, census, p, &point);
+  write<V>(row, point, found.step, p);
+}
+
+// z = (x − τ)/T. False, and z holds nothing, where the threshold is infinite, or is decided by numbers too small to be summed.
+template <class V, class T> bool margin_row(const Row<T>& row, T* z) {
+  Point<T> point;
+  if (!solve_quickly<V>(row, z, false, &point)) {
+    const Census census = gather_finite(row, z);
+    if (is_settled(row, census)) return false;
+    const Balance found = locate<V>(row, census, z, &point);
+    if (!found.is_root) return false;
+    point = point.moved(found.step, row.temperature);
+  }
+  double none[1];
+  const Margin<T> margin(point, row.temperature);
+  accumulate_row<V, 1>(row.n, row.threads, none, [=](auto tag, int64_t i, auto*) {
+    using W = decltype(tag);
+    W::store(z + i, W::sub(W::set(0), margin.template minus_z<W>(load<W>(row, i))));
+  });
+  return true;
 }
 
 // ── derivative ───────────────────────────────────────────────────────────────────────────────────────────────────────

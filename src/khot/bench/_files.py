@@ -1,0 +1,22 @@
+"""Results as files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def write(path: Path, text: str) -> None:
+    """Replace a file in one step, so that an interruption leaves the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+def markdown_table(heading: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table; the first column to the left, the others to the right."""
+    heading = [text.replace("|", "\\|") for text in heading]
+    lines = [heading, [":---", *["---:"] * (len(heading) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
