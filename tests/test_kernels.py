@@ -103,7 +103,7 @@ def test_values_and_gradients(batch, n, double, layout, masking, special, path, 
 
     g = torch.randn(*batch, n, generator=generator, dtype=torch.float64).to(dtype)
     coarse = (4 * x).round()  # with ties
-    hard = _native.hard_topk(coarse, k, mask)
+    hard = _native.hard_topk(coarse, k, mask, PATHS[path])
     torch.testing.assert_close(hard, select.k_hot(coarse, k, mask), rtol=0, atol=0, equal_nan=True)
 
     dx, dk = _native.sigmoid_topk_pull(g, got, temperature, PATHS[path])

@@ -19,8 +19,8 @@ void khot_sigmoid_margin_float(const float*, int64_t, int64_t, const double*, in
                                int64_t, int, int, float*, uint8_t*);
 void khot_sigmoid_margin_double(const double*, int64_t, int64_t, const double*, int64_t, const double*, int64_t, const uint8_t*, int64_t,
                                 int64_t, int, int, double*, uint8_t*);
-void khot_hard_topk_float(const float*, int64_t, int64_t, const double*, int64_t, const uint8_t*, int64_t, int64_t, int, float*);
-void khot_hard_topk_double(const double*, int64_t, int64_t, const double*, int64_t, const uint8_t*, int64_t, int64_t, int, double*);
+void khot_hard_topk_float(const float*, int64_t, int64_t, const double*, int64_t, const uint8_t*, int64_t, int64_t, int, int, float*);
+void khot_hard_topk_double(const double*, int64_t, int64_t, const double*, int64_t, const uint8_t*, int64_t, int64_t, int, int, double*);
 void khot_sigmoid_topk_pull_float(const float*, const float*, int64_t, int64_t, const double*, int64_t, int, int, float*, double*);
 void khot_sigmoid_topk_pull_double(const double*, const double*, int64_t, int64_t, const double*, int64_t, int, int, double*, double*);
 }
@@ -45,11 +45,11 @@ void margin(const double* x, int64_t rows, int64_t n, const double* k, const dou
             double* z, uint8_t* left) {
   khot_sigmoid_margin_double(x, rows, n, k, 1, t, 1, m, n * ms, ms, threads, path, z, left);
 }
-void hard(const float* x, int64_t rows, int64_t n, const double* k, const uint8_t* m, int64_t ms, int threads, float* out) {
-  khot_hard_topk_float(x, rows, n, k, 1, m, n * ms, ms, threads, out);
+void hard(const float* x, int64_t rows, int64_t n, const double* k, const uint8_t* m, int64_t ms, int threads, int path, float* out) {
+  khot_hard_topk_float(x, rows, n, k, 1, m, n * ms, ms, threads, path, out);
 }
-void hard(const double* x, int64_t rows, int64_t n, const double* k, const uint8_t* m, int64_t ms, int threads, double* out) {
-  khot_hard_topk_double(x, rows, n, k, 1, m, n * ms, ms, threads, out);
+void hard(const double* x, int64_t rows, int64_t n, const double* k, const uint8_t* m, int64_t ms, int threads, int path, double* out) {
+  khot_hard_topk_double(x, rows, n, k, 1, m, n * ms, ms, threads, path, out);
 }
 void pull(const float* p, const float* g, int64_t rows, int64_t n, const double* t, int path, float* dx, double* dk) {
   khot_sigmoid_topk_pull_float(p, g, rows, n, t, 1, 1, path, dx, dk);
@@ -119,7 +119,7 @@ template <class T> int fuzz(Rng& rng, long number) {
   std::vector<T> chosen(x.size()), z(x.size());
   std::vector<uint8_t> left((size_t)rows);
   margin(x.data(), rows, n, k.data(), t.data(), m, stride, threads, path, z.data(), left.data());
-  hard(x.data(), rows, n, k.data(), m, stride, threads, chosen.data());
+  hard(x.data(), rows, n, k.data(), m, stride, threads, path, chosen.data());
   const double limit = sizeof(T) == 4 ? 1e-6 : 1e-9;
   for (int64_t r = 0; r < rows; ++r) {
     const double want = expected(x.data() + r * n, m ? m + r * n * stride : nullptr, stride, n, k[(size_t)r], t[(size_t)r]);

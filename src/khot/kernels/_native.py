@@ -26,8 +26,8 @@ _SIGNATURES = {
     "khot_sigmoid_topk_": (*_ROWS, *_COLUMN, *_COLUMN, *_MASK, _INT, _INT, _POINTER),
     # x, k, T, mask, threads, path, z, is_left
     "khot_sigmoid_margin_": (*_ROWS, *_COLUMN, *_COLUMN, *_MASK, _INT, _INT, _POINTER, _POINTER),
-    # x, k, mask, threads, out
-    "khot_hard_topk_": (*_ROWS, *_COLUMN, *_MASK, _INT, _POINTER),
+    # x, k, mask, threads, path, out
+    "khot_hard_topk_": (*_ROWS, *_COLUMN, *_MASK, _INT, _INT, _POINTER),
     # p, g, T, threads, path, dx, dk
     "khot_sigmoid_topk_pull_": (_POINTER, *_ROWS, *_COLUMN, _INT, _INT, _POINTER, _POINTER),
 }
@@ -170,7 +170,7 @@ def sigmoid_topk_dx(
     return dx
 
 
-def hard_topk(x: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+def hard_topk(x: Tensor, k: Tensor, mask: Tensor | None, path: int = WIDE) -> Tensor:
     """As `_math.select.k_hot`."""
     x, n = x.contiguous(), x.shape[-1]
     out = torch.empty_like(x)
@@ -179,7 +179,7 @@ def hard_topk(x: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
     k, *k_place = _column(k)
     mask, *mask_place = _mask(mask, n)
     _FUNCTIONS["khot_hard_topk_", x.dtype](  # type: ignore[misc]
-        x.data_ptr(), out.numel() // n, n, *k_place, *mask_place, torch.get_num_threads(), out.data_ptr()
+        x.data_ptr(), out.numel() // n, n, *k_place, *mask_place, torch.get_num_threads(), path, out.data_ptr()
     )
     return out
 

@@ -15,6 +15,8 @@ template <class T> struct Kernels {
                     int64_t k_stride, const double* temperature, int64_t temperature_stride, T* p);
   // z = (x − τ)/T of one row; false if it is left to another method.
   bool (*margin)(const T* x, const uint8_t* mask, int64_t mask_stride, int64_t n, double k, double temperature, int threads, T* z);
+  // Ones at the k greatest.
+  void (*hard)(const T* x, const uint8_t* mask, int64_t mask_stride, int64_t n, double k, int threads, T* out);
   // The derivative of one row: dx (n); returns dk.
   double (*pull)(const T* p, const T* g, int64_t n, double temperature, int threads, T* dx);
 };

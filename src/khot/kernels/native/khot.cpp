@@ -4,7 +4,6 @@
 #endif
 
 #include "kernels.h"
-#include "select.h"
 
 namespace {
 
@@ -88,9 +87,10 @@ void pull(const T* p, const T* g, int64_t rows, int64_t n, const double* tempera
 
 template <class T>
 void hard(const T* x, int64_t rows, int64_t n, const double* k, int64_t k_stride, const uint8_t* mask, int64_t mask_row_stride,
-          int64_t mask_stride, int threads, T* out) {
-  for_rows(rows, n, threads, [&](int64_t r, int) {
-    khot::hard_row(x + r * n, mask ? mask + r * mask_row_stride : nullptr, mask_stride, n, k[r * k_stride], out + r * n);
+          int64_t mask_stride, int threads, int path, T* out) {
+  const auto& kernels = Table<T>::of(path);
+  for_rows(rows, n, threads, [&](int64_t r, int share) {
+    kernels.hard(x + r * n, mask ? mask + r * mask_row_stride : nullptr, mask_stride, n, k[r * k_stride], share, out + r * n);
   });
 }
 
@@ -134,8 +134,8 @@ KHOT_PULL(khot_sigmoid_topk_pull_double, double)
 
 #define KHOT_HARD(NAME, T)                                                                                             \
   KHOT_API void NAME(const T* x, int64_t rows, int64_t n, const double* k, int64_t k_stride, const uint8_t* mask,        \
-                     int64_t mask_row_stride, int64_t mask_stride, int threads, T* out) {                                \
-    hard(x, rows, n, k, k_stride, mask, mask_row_stride, mask_stride, threads, out);                                     \
+                     int64_t mask_row_stride, int64_t mask_stride, int threads, int path, T* out) {                      \
+    hard(x, rows, n, k, k_stride, mask, mask_row_stride, mask_stride, threads, path, out);                                     \
   }
 KHOT_HARD(khot_hard_topk_float, float)
 KHOT_HARD(khot_hard_topk_double, double)

@@ -48,7 +48,7 @@ struct Block {
 };
 
 // Columns of eight rows, padded with −inf to a multiple of eight, and each row's number, mean and variance of finite scores.
-inline int64_t gather(const Block& rows, __m256* columns, __m256* count, __m256* mean, __m256* variance) {
+inline int64_t load_columns(const Block& rows, __m256* columns, __m256* count, __m256* mean, __m256* variance) {
   using V = Avx2Float;
   const float inf = std::numeric_limits<float>::infinity();
   const int64_t padded = (rows.n + 7) & ~(int64_t)7;
@@ -96,7 +96,7 @@ inline unsigned solve_lanes(const Block& rows, const double* k64, int64_t k_stri
 
   __m256 x[khot::kShort], p[khot::kShort];
   __m256 count, mean, variance;
-  const int64_t padded = gather(rows, x, &count, &mean, &variance);
+  const int64_t padded = load_columns(rows, x, &count, &mean, &variance);
   auto anchor = normal_guess<V>(count, mean, variance, k, temperature), shift = V::set(0);
 
   auto step = V::set(0), variability = V::set(0), bend = V::set(0);

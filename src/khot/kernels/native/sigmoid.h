@@ -7,19 +7,10 @@
 // method with bisection balances the two tails, Σ_{z≤0} σ(z) + (N−k)⁺ = Σ_{z>0} σ(−z) + (N−k)⁻, in which nothing cancels.
 #pragma once
 
-#include "parallel.h"
+#include "row.h"
 #include "select.h"
-#include "simd.h"
 
 namespace {
-
-template <class T> struct Row {
-  const T* x;
-  const uint8_t* mask;  // null: all allowed
-  int64_t mask_stride, n;
-  double k, temperature;
-  int threads;  // to split this one row over
-};
 
 // τ = anchor + T·shift: the anchor is a score-sized number near τ, the shift the rest in units of T.
 template <class T> struct Point {
@@ -35,11 +26,6 @@ template <class T> struct Point {
   Point moved(double step, double temperature) const { return at((double)anchor, shift + step, temperature); }
 };
 
-template <class V, class T> inline typename V::reg load(const Row<T>& row, int64_t i) {
-  if (!row.mask) return V::load(row.x + i);
-  return V::load_masked(row.x + i, row.mask + i * row.mask_stride, row.mask_stride);
-}
-
 // −z = (anchor − x)/T + shift. Bodies capture it, and all else, by value: what they store might alias a reference.
 template <class T> struct Margin {
   T anchor, scale, shift;
@@ -50,37 +36,6 @@ template <class T> struct Margin {
   }
   void flip() { scale = -scale, shift = -shift; }  // z instead of −z
 };
-
-constexpr int64_t kBlock = 16;  // lanes are flushed into float64 after so many vectors
-
-// Runs body<V>(i, lanes) over [begin, end), vectors first and single lanes after; lanes are `Count` accumulators.
-template <class V, int Count, class Body> inline void accumulate(int64_t begin, int64_t end, double* sums, Body body) {
-  using S = Scalar<typename V::scalar>;
-  typename V::wide wide[Count];
-  double rest[Count] = {};
-  int64_t i = begin;
-  while (i + V::width <= end) {
-    typename V::reg lanes[Count];
-    for (int s = 0; s < Count; ++s) lanes[s] = V::set(0);
-    const int64_t stop = i + kBlock * V::width < end ? i + kBlock * V::width : end;
-    for (; i + V::width <= stop; i += V::width) body(V(), i, lanes);
-    for (int s = 0; s < Count; ++s) wide[s].add(lanes[s]);
-  }
-  for (; i < end; ++i) {
-    typename S::reg lanes[Count] = {};
-    body(S(), i, lanes);
-    for (int s = 0; s < Count; ++s) rest[s] += (double)lanes[s];
-  }
-  for (int s = 0; s < Count; ++s) sums[s] = wide[s].total() + rest[s];
-}
-
-// The same over a whole row, in chunks whose sums are added in order: the same bits at any number of threads.
-template <class V, int Count, class Body> inline void accumulate_row(int64_t n, int threads, double* sums, Body body) {
-  for (int s = 0; s < Count; ++s) sums[s] = 0;
-  for_chunks<Count>(n, threads, sums, [&](int64_t begin, int64_t end, double* part) {
-    accumulate<V, Count>(begin, end, part, body);
-  });
-}
 
 // ── the quick way ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -280,27 +235,6 @@ template <class V, class T> void write(const Row<T>& row, const Point<T>& point,
   });
 }
 
-template <class T> inline bool allowed(const Row<T>& row, int64_t i) {
-  return !row.mask || row.mask[i * row.mask_stride];
-}
-
-struct Census {
-  int64_t finite = 0, infinite = 0, nan = 0;
-};
-
-// Gathers the finite allowed scores in p and counts the others.
-template <class T> Census gather_finite(const Row<T>& row, T* p) {
-  Census census;
-  for (int64_t i = 0; i < row.n; ++i) {
-    const T x = allowed(row, i) ? row.x[i] : -std::numeric_limits<T>::infinity();
-    const bool is_finite = std::fabs(x) <= Limits<T>::largest;
-    if (is_finite) p[census.finite++] = x;
-    census.infinite += x > Limits<T>::largest;
-    census.nan += x != x;
-  }
-  return census;
-}
-
 // Whether the row has no finite threshold.
 template <class T> bool is_settled(const Row<T>& row, const Census& census) {
   const double rest = row.k - (double)census.infinite;
@@ -360,29 +294,34 @@ template <class V, class T> Balance locate(const Row<T>& row, const Census& cens
   const double reach = std::log(finite / share) + 1;
   const double certain = std::log(finite) + (sizeof(T) == 4 ? 20 : 42);  // beyond this a tail is below rounding
   T upper, lower;
-  khot::select_ranks(p, census.finite, (int64_t)std::ceil(k), (int64_t)std::floor(k) + 1, &upper, &lower);
+  const bool is_whole = census.finite == row.n && !row.mask;
+  if (!is_whole) gather<V>(row, true, p);
+  select_ranks<V>(is_whole ? row.x : p, census.finite, row.threads, (int64_t)std::ceil(k), (int64_t)std::floor(k) + 1, p, &upper,
+                  &lower);
   const double gap = ((double)upper - (double)lower) / row.temperature;
   if (gap > 2 * (reach + certain)) {
     *point = Point<T>::at((double)upper / 2 + (double)lower / 2, 0, row.temperature);
     return {false, 0};
   }
-  int64_t open = 0, decided = 0;
-  for (int64_t i = 0; i < row.n; ++i) {
-    if (!allowed(row, i)) continue;
-    const double z = ((double)row.x[i] - (double)upper) / row.temperature;
-    if (z > reach + certain) {
-      ++decided;
-    } else if (z >= -gap - reach - certain) {
-      p[open++] = row.x[i];
-    }
-  }
-  return balance<V>(p, open, row.threads, (double)decided, row.k, row.temperature, (double)upper, -gap - reach, reach, point);
+  const double margin = (reach + certain) * row.temperature;
+  const T high = (T)((double)upper + margin), low = (T)((double)lower - margin);
+  double decided[1];
+  accumulate_row<V, 1>(row.n, row.threads, decided, [=](auto tag, int64_t i, auto* lanes) {
+    using W = decltype(tag);
+    lanes[0] = W::add(lanes[0], W::keep(W::gt(load<W>(row, i), W::set(high)), W::set(1)));
+  });
+  const int64_t open = pack_row<V>(row.n, p, [=](auto tag, int64_t i, auto* x) {
+    using W = decltype(tag);
+    *x = load<W>(row, i);
+    return W::both(W::ge(W::set(high), *x), W::ge(*x, W::set(low)));
+  });
+  return balance<V>(p, open, row.threads, decided[0], row.k, row.temperature, (double)upper, -gap - reach, reach, point);
 }
 
 template <class V, class T> void solve_row(const Row<T>& row, T* p) {
   Point<T> point;
   if (solve_quickly<V>(row, p, false, &point)) return;
-  const Census census = gather_finite(row, p);
+  const Census census = count_kinds<V>(row);
   if (is_settled(row, census)) return settle(row, census, p);
   const Balance found = locate<V>(row, census, p, &point);
   write<V>(row, point, found.step, p);
@@ -392,7 +331,7 @@ template <class V, class T> void solve_row(const Row<T>& row, T* p) {
 template <class V, class T> bool margin_row(const Row<T>& row, T* z) {
   Point<T> point;
   if (!solve_quickly<V>(row, z, false, &point)) {
-    const Census census = gather_finite(row, z);
+    const Census census = count_kinds<V>(row);
     if (is_settled(row, census)) return false;
     const Balance found = locate<V>(row, census, z, &point);
     if (!found.is_root) return false;

@@ -74,6 +74,10 @@ template <class T> struct Scalar {
   static reg blend(mask_t m, reg yes, reg no) { return m ? yes : no; }
   static reg keep(mask_t m, reg a) { return m ? a : T(0); }
   static mask_t both(mask_t a, mask_t b) { return a && b; }
+  static int pack(T* to, mask_t m, reg v) {  // stores the lanes that are set one after another; all of `to` may be written
+    *to = v;
+    return m;
+  }
   static reg scale2(reg v, reg shifted) {  // v·2^n, shifted = magic + n
     bits n, b;
     std::memcpy(&n, &shifted, sizeof n);
@@ -90,6 +94,23 @@ template <class T> struct Scalar {
 };
 
 #ifdef KHOT_AVX2
+// For each set of lanes, which 32-bit words to take: a byte each. A lane has `Words` of them.
+template <int Words> struct PackTable {
+  uint64_t at[1 << (8 / Words)] = {};
+  constexpr PackTable() {
+    for (unsigned set = 0; set < sizeof(at) / sizeof(at[0]); ++set)
+      for (unsigned lane = 0, place = 0; lane < 8 / Words; ++lane)
+        for (unsigned w = 0; (set >> lane & 1) && w < Words; ++w, ++place)
+          at[set] |= (uint64_t)(lane * Words + w) << (8 * place);
+  }
+};
+constexpr PackTable<1> kPack1;
+constexpr PackTable<2> kPack2;
+
+inline __m256 packed(__m256 v, uint64_t words) {
+  return _mm256_permutevar8x32_ps(v, _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)words)));
+}
+
 struct Avx2Float {
   using scalar = float;
   using reg = __m256;
@@ -141,6 +162,10 @@ struct Avx2Float {
   static reg keep(mask_t m, reg a) { return _mm256_and_ps(m, a); }
   static mask_t both(mask_t a, mask_t b) { return _mm256_and_ps(a, b); }
   static unsigned lanes(mask_t m) { return (unsigned)_mm256_movemask_ps(m); }  // a bit per lane
+  static int pack(float* to, mask_t m, reg v) {
+    store(to, packed(v, kPack1.at[lanes(m)]));
+    return __builtin_popcount(lanes(m));
+  }
   static reg scale2(reg v, reg shifted) {
     const __m256i n = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v), n));
@@ -185,6 +210,12 @@ struct Avx2Double {
   static mask_t not_lt(reg a, reg b) { return _mm256_cmp_pd(a, b, _CMP_NLT_UQ); }
   static reg blend(mask_t m, reg yes, reg no) { return _mm256_blendv_pd(no, yes, m); }
   static reg keep(mask_t m, reg a) { return _mm256_and_pd(m, a); }
+  static mask_t both(mask_t a, mask_t b) { return _mm256_and_pd(a, b); }
+  static int pack(double* to, mask_t m, reg v) {
+    const auto set = (unsigned)_mm256_movemask_pd(m);
+    store(to, _mm256_castps_pd(packed(_mm256_castpd_ps(v), kPack2.at[set])));
+    return __builtin_popcount(set);
+  }
   static reg scale2(reg v, reg shifted) {
     const __m256i n = _mm256_slli_epi64(_mm256_castpd_si256(shifted), 52);
     return _mm256_castsi256_pd(_mm256_add_epi64(_mm256_castpd_si256(v), n));
