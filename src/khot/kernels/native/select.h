@@ -14,18 +14,19 @@ void nth(double* values, int64_t m, int64_t r, int64_t s, double* value_r, doubl
 
 namespace {
 
-constexpr int64_t kSample = 4096;
-constexpr int64_t kMargin = 160;  // ranks in the sample: more than four standard deviations of a binomial count
+constexpr int64_t kMostSampled = 4096, kLeastSampled = 128;
 
 // As khot::nth for long rows, between two order statistics of a sample; `scratch` has m places and may be `values` itself.
 template <class V, class T>
 void select_ranks(const T* values, int64_t m, int threads, int64_t r, int64_t s, T* scratch, T* value_r, T* value_s) {
-  if (m >= 8 * kSample) {
-    T sample[kSample], high = std::numeric_limits<T>::infinity(), low = -high;  // 32 KB at most
-    for (int64_t i = 0; i < kSample; ++i) sample[i] = values[i * (m / kSample)];
-    const int64_t at = (int64_t)((double)r / (double)m * (double)kSample);
-    if (at > kMargin) khot::nth(sample, kSample, at - kMargin, at - kMargin, &high, &high);
-    if (at + kMargin <= kSample) khot::nth(sample, kSample, at + kMargin, at + kMargin, &low, &low);
+  const int64_t size = m / 8 < kMostSampled ? m / 8 : kMostSampled;
+  if (size >= kLeastSampled) {
+    T sample[kMostSampled], high = std::numeric_limits<T>::infinity(), low = -high;  // 32 KB at most
+    for (int64_t i = 0; i < size; ++i) sample[i] = values[i * (m / size)];
+    const auto at = (int64_t)((double)r / (double)m * (double)size);
+    const auto margin = (int64_t)(2 * std::sqrt((double)size));  // four standard deviations of a binomial count, or more
+    if (at > margin) khot::nth(sample, size, at - margin, at - margin, &high, &high);
+    if (at + margin <= size) khot::nth(sample, size, at + margin, at + margin, &low, &low);
     double counts[2];
     accumulate_row<V, 2>(m, threads, counts, [=](auto tag, int64_t i, auto* lanes) {
       using W = decltype(tag);
