@@ -30,9 +30,9 @@ from scipy.special import expit
 from torch import Generator, Tensor
 
 import khot
-from khot._math import sigmoid
+from khot._math import threshold
 from khot._math.roots import Point, Residual
-from khot._math.sigmoid import _Tails
+from khot._math.threshold import Tails
 from khot.bench import write
 
 SEED = 0
@@ -41,7 +41,7 @@ TEMPERATURES = (1e-3, 1e-2, 0.1, 1.0, 10.0)
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "cpu": lambda x, k, temperature: khot.sigmoid_topk(x, k, temperature=temperature),  # the one that users get
-    "eager": lambda x, k, temperature: sigmoid.topk(x, k, temperature, None, early_stop=True),  # the reference
+    "eager": lambda x, k, temperature: threshold.sigmoid_topk(x, k, temperature, None, early_stop=True),  # the reference
 }
 SATURATED = 60  # e^−60·10⁶ < 1e-20: beyond this a probability is 0 or 1, even summed over a row
 
@@ -129,13 +129,13 @@ def solved(x: Tensor, k: float, temperature: float) -> tuple[NDArray[np.float64]
 def measure(name: str, x: Tensor, k: float, temperature: float, kernel: str) -> Row:
     """Solve one case, (n,) scores, and hold it against the limits."""
     n, dtype = x.numel(), str(x.dtype).removeprefix("torch.")
-    evaluate, passes = _Tails.__call__, Counter[bool]()
+    evaluate, passes = Tails.__call__, Counter[bool]()
 
-    def counted(self: _Tails, point: Point) -> Residual:
+    def counted(self: Tails, point: Point) -> Residual:
         passes[self.x.shape[-1] == n] += 1
         return evaluate(self, point)
 
-    with patch.object(_Tails, "__call__", counted):
+    with patch.object(Tails, "__call__", counted):
         p = KERNELS[kernel](x, torch.tensor(k).double(), torch.tensor(temperature).double()).double()
     not_finite, out_of_range = int((~p.isfinite()).sum()), int(((p < 0) | (p > 1)).sum())
     sum_error = math.inf if not_finite else abs(math.fsum(p.tolist()) - k) / max(k, 1)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import khot
-from khot._math import implicit, sigmoid
+from khot._math import implicit, threshold
 from khot.bench import write
 
 N, K, SEED = 1000, 50, 0
@@ -97,10 +97,10 @@ def stopped(name: str, x: Tensor, g: Tensor, temperature: float) -> list[str]:
     """Table rows for 0 to 5 steps, and for the first number of steps after which only rounding is left."""
     exact, rows = converged(x, g, temperature), []
     k, t = (torch.tensor(value, dtype=torch.float64) for value in (K, temperature))
-    for steps in range(sigmoid.MAX_STEPS):
+    for steps in range(threshold.MAX_STEPS):
         # The eager solver, whichever kernel the library prefers, and its margins: no row is called unsolved on the way.
-        with patch.object(sigmoid, "MAX_STEPS", steps), patch.object(sigmoid, "UNSOLVED_IS_NAN", False):
-            p = sigmoid.margin(x, k, t, None, early_stop=True).sigmoid()
+        with patch.object(threshold, "MAX_STEPS", steps), patch.object(threshold, "UNSOLVED_IS_NAN", False):
+            p = threshold.margin(x, k, t, None, None, 0, early_stop=True).sigmoid()
         errors = compare(with_gradient(p, g, temperature), exact)
         is_exact = max(errors) < ROUNDING
         if steps <= MOST_STEPS or is_exact:

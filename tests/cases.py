@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import khot
+from khot._math import cdfs
 from khot.testing._laws import Relaxation
 
 
@@ -17,6 +18,11 @@ class Case(NamedTuple):
 
 RELAXATIONS = {
     "sigmoid_topk": Case(khot.sigmoid_topk, {"quantile": torch.logit}),
+    "laplace_topk": Case(khot.laplace_topk, {"quantile": cdfs.LAPLACE.quantile}),
+    "normal_topk": Case(khot.normal_topk, {"quantile": torch.special.ndtri}),
+    "cauchy_topk": Case(khot.cauchy_topk, {"quantile": lambda p: torch.tan(torch.pi * (p - 0.5))}),
+    "euclidean_topk": Case(khot.euclidean_topk, {"quantile": lambda p: p, "smooth": False}),
+    "power_topk": Case(khot.power_topk, {"quantile": lambda p: p ** (1 / 3), "symmetric": False, "smooth": False}),
 }
 
 

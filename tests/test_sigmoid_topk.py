@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import khot
-from khot._math import sigmoid
+from khot._math import threshold
 
 INF, NAN = math.inf, math.nan
 
@@ -89,8 +89,8 @@ def test_fixed_steps_solve_the_grid_too(name, dtype):
     k, temperature = (
         t.double().flatten() for t in torch.meshgrid(torch.tensor(counts(n)), torch.tensor(TEMPERATURES), indexing="ij")
     )
-    p = sigmoid.topk(x.expand(len(k), n), k, temperature, None, early_stop=False)
-    stopped = sigmoid.topk(x.expand(len(k), n), k, temperature, None, early_stop=True)
+    p = threshold.sigmoid_topk(x.expand(len(k), n), k, temperature, None, early_stop=False)
+    stopped = threshold.sigmoid_topk(x.expand(len(k), n), k, temperature, None, early_stop=True)
     torch.testing.assert_close(p, stopped, rtol=0, atol=1e-6 if dtype == torch.float32 else 1e-9)
 
 
@@ -98,7 +98,7 @@ def test_fixed_steps_handle_bad_and_infinite_rows_alike():
     x = torch.tensor([[1.0, 2, 3], [NAN, 2, 3], [INF, 2, 3], [-INF, -INF, 3], [INF, INF, 3], [1, 2, 3], [1, 2, 3]])
     k = torch.tensor([1.5, 1, 1.5, 2, 1, 0, 3], dtype=torch.float64)
     temperature = torch.ones_like(k)
-    results = [sigmoid.topk(x, k, temperature, None, early_stop=stop) for stop in (True, False)]
+    results = [threshold.sigmoid_topk(x, k, temperature, None, early_stop=stop) for stop in (True, False)]
     torch.testing.assert_close(*results, equal_nan=True)
 
 
@@ -146,7 +146,7 @@ def test_scores_at_the_end_of_the_range(dtype):
 def test_fixed_steps_at_a_million_scores_of_two_kinds():
     """A division that was always the line's zero, never the middle, needed a hundred steps here."""
     x = scores("bimodal", 10**6, torch.float32)
-    p = sigmoid.topk(x, torch.tensor(5e5).double(), torch.tensor(1e-3).double(), None, early_stop=False)
+    p = threshold.sigmoid_topk(x, torch.tensor(5e5).double(), torch.tensor(1e-3).double(), None, early_stop=False)
     assert p.double().sum().item() == pytest.approx(5e5, rel=1e-6)
 
 
@@ -159,7 +159,7 @@ def test_rounding_that_all_entries_share_does_not_add_up():
 @pytest.mark.parametrize("early_stop", [True, False])
 def test_none_and_all_of_scores_that_overflow(early_stop):
     x, temperature = torch.tensor([[1e30, -1e30, 0.0]] * 2), torch.full((2,), 1e-12).double()
-    p = sigmoid.topk(x, torch.tensor([0.0, 3.0]).double(), temperature, None, early_stop=early_stop)
+    p = threshold.sigmoid_topk(x, torch.tensor([0.0, 3.0]).double(), temperature, None, early_stop=early_stop)
     assert p.tolist() == [[0, 0, 0], [1, 1, 1]]
 
 
@@ -232,23 +232,28 @@ def test_compiled_by_inductor():
     torch.testing.assert_close(*results)
 
 
-@pytest.mark.parametrize("name", ["sigmoid_topk", "sigmoid_margin", "hard_topk", "sigmoid_topk_pull"])
+@pytest.mark.parametrize("name", ["sigmoid_topk", "margin", "hard_topk", "sigmoid_topk_pull"])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_opcheck(name, masked, transposed):
     x = torch.rand(7, 3).T if transposed else torch.rand(3, 7)
     mask = torch.rand(3, 7) > 0.2 if masked else None
     k, temperature = torch.full((3,), 2.0, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
-    arguments = {"hard_topk": (x, k, mask), "sigmoid_topk_pull": (x, x, temperature)}
-    torch.library.opcheck(getattr(torch.ops.khot, name).default, arguments.get(name, (x, k, temperature, mask)))
+    arguments = {
+        "sigmoid_topk": (x, k, temperature, mask),
+        "margin": (x, k, temperature, mask, x + 1, 1),
+        "hard_topk": (x, k, mask),
+        "sigmoid_topk_pull": (x, x, temperature),
+    }
+    torch.library.opcheck(getattr(torch.ops.khot, name).default, arguments[name])
 
 
 @pytest.mark.parametrize("early_stop", [True, False])
 def test_eager_kernels_give_contiguous_results(early_stop):
     """The fake kernels say so, and inductor trusts them."""
     x, k, temperature = torch.randn(7, 3).T, torch.full((3,), 2.0).double(), torch.ones(3).double()
-    assert sigmoid.topk(x, k, temperature, None, early_stop=early_stop).is_contiguous()
-    assert sigmoid.margin(x, k, temperature, None, early_stop=early_stop).is_contiguous()
+    assert threshold.sigmoid_topk(x, k, temperature, None, early_stop=early_stop).is_contiguous()
+    assert threshold.margin(x, k, temperature, None, None, 0, early_stop=early_stop).is_contiguous()
 
 
 @pytest.mark.parametrize("fn", [khot.sigmoid_topk, khot.log_sigmoid_topk, khot.threshold, khot.hard_topk])

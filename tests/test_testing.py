@@ -6,6 +6,8 @@ import torch
 import khot
 from khot import sigmoid_topk
 from khot.testing import check_relaxation
+from khot.testing._laws import LAWS, Subject
+from khot.testing._transforms import TRANSFORMS
 
 
 def unshifted(x, k, *, dim=-1, temperature=1.0, mask=None):
@@ -85,6 +87,80 @@ def test_broken_relaxations_are_found(fn, law):
     with pytest.raises(AssertionError) as caught:
         check_relaxation(fn)
     assert f"- {law}: " in str(caught.value)
+
+
+def altered(change, result=lambda y, x: y):
+    """σ_k with its arguments changed by `change(x, k, temperature, mask, dim)`, and its result."""
+
+    def fn(x, k, *, dim=-1, temperature=1.0, mask=None):
+        at, k, temperature, mask = change(x, k, temperature, mask, dim)
+        return result(sigmoid_topk(at, k, dim=dim, temperature=temperature, mask=mask), x)
+
+    return fn
+
+
+def same(x, k, temperature, mask, dim):
+    return x, k, temperature, mask
+
+
+def first_count(x, k, temperature, mask, dim):
+    return x, k.flatten()[0] if isinstance(k, torch.Tensor) else k, temperature, mask
+
+
+def reads_a_value(x, k, temperature, mask, dim):
+    return x + 0 * x.sum().item(), k, temperature, mask
+
+
+def through_a_product(x, k, temperature, mask, dim):
+    product = x @ torch.eye(x.shape[-1], dtype=x.dtype)
+    return product.to(x.dtype), k, temperature, mask
+
+
+def leak(y, x):
+    """The right value, with x's gradient added."""
+    return y + torch.where(x.isfinite(), x - x.detach(), 0.0)
+
+
+def unguarded(y, x):
+    """The right value, with 0 divided by the slope in the gradient."""
+    return y + 0 * (x - x.detach()) / (y * (1 - y)).sum(-1, keepdim=True).detach()
+
+
+BROKEN = {
+    "count_and_temperature_per_row": altered(first_count),
+    "translation": altered(lambda x, k, t, m, d: (x * (1 + x.mean(d, keepdim=True).tanh()), k, t, m)),
+    "permutation": altered(lambda x, k, t, m, d: (x + torch.arange(x.shape[d]), k, t, m)),
+    "order_preserved": altered(lambda x, k, t, m, d: (-x, k, t, m)),
+    "complement": altered(lambda x, k, t, m, d: (x.exp(), k, t, m)),
+    "cold_limit": altered(lambda x, k, t, m, d: (x, k, max(t, 1.0), m)),
+    "hot_limit": altered(lambda x, k, t, m, d: (x, k, min(t, 1.0), m)),
+    "ends": altered(lambda x, k, t, m, d: (x, max(k, 0.1), t, m)),
+    "monotone_in_k": altered(lambda x, k, t, m, d: (x, k - 2 * (k == 4), t, m)),
+    "forced": altered(lambda x, k, t, m, d: (x.clamp(max=9.0), k, t, m)),
+    "bad_rows_are_nan_alone": altered(same, lambda y, x: y.nan_to_num(0.0)),
+    "layout": altered(lambda x, k, t, m, d: (x if x.is_contiguous() else x.flip(d), k, t, m)),
+    "precision": altered(lambda x, k, t, m, d: (x.double(), k, t, m), lambda y, x: y.to(torch.bfloat16).to(x.dtype)),
+    "masked_gradient_is_zero": altered(same, leak),
+    "saturated_gradient_is_finite": altered(same, unguarded),
+    "nan_row_keeps_other_gradients": altered(same, lambda y, x: y + 0 * x.mean()),
+    "transforms_agree": altered(reads_a_value),
+    "compiles": altered(reads_a_value),
+    "autocasts": altered(through_a_product),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_each_law_can_fail(name):
+    law = {law.__name__: law for law in (*LAWS, *TRANSFORMS)}[name]
+    law(Subject(sigmoid_topk, torch.logit, True, True))
+    with pytest.raises(Exception, match=r".+"):
+        law(Subject(BROKEN[name], None, True, True))
+
+
+def test_every_law_has_a_negative_control():
+    by_message = {"range_and_sum", "masked", "temperature_scales", "first_derivatives", "input_untouched"}
+    by_message |= {"second_derivatives", "inverse"}
+    assert {law.__name__ for law in (*LAWS, *TRANSFORMS)} == by_message | set(BROKEN)
 
 
 def test_wrong_promises_are_found():

@@ -1,22 +1,48 @@
 """khot: everything softmax does for one-hot, done for k-hot."""
 
+from . import boosts as boosts
 from . import constraints as constraints
 from . import kernels as kernels
+from . import metrics as metrics
 from . import nn as nn
 from . import testing as testing
 from ._version import __version__ as __version__
+from .relaxations._family import cauchy_topk as cauchy_topk
+from .relaxations._family import euclidean_topk as euclidean_topk
+from .relaxations._family import laplace_topk as laplace_topk
+from .relaxations._family import normal_topk as normal_topk
+from .relaxations._family import power_topk as power_topk
+from .relaxations._family import relaxation as relaxation
+from .relaxations._halving import iterative_topk as iterative_topk
+from .relaxations._halving import successive_halving_topk as successive_halving_topk
 from .relaxations._hard import hard_topk as hard_topk
 from .relaxations._hard import straight_through as straight_through
+from .relaxations._losses import precision_at_k_loss as precision_at_k_loss
+from .relaxations._losses import recall_at_k_loss as recall_at_k_loss
+from .relaxations._ordered import ordered_topk as ordered_topk
+from .relaxations._ordered import soft_topk as soft_topk
 from .relaxations._threshold import khot_cross_entropy as khot_cross_entropy
 from .relaxations._threshold import log_sigmoid_topk as log_sigmoid_topk
 from .relaxations._threshold import sigmoid_topk as sigmoid_topk
 from .relaxations._threshold import threshold as threshold
 
 __all__ = [
+    "cauchy_topk",
+    "euclidean_topk",
     "hard_topk",
+    "iterative_topk",
     "khot_cross_entropy",
+    "laplace_topk",
     "log_sigmoid_topk",
+    "normal_topk",
+    "ordered_topk",
+    "power_topk",
+    "precision_at_k_loss",
+    "recall_at_k_loss",
+    "relaxation",
     "sigmoid_topk",
+    "soft_topk",
     "straight_through",
+    "successive_halving_topk",
     "threshold",
 ]

@@ -29,10 +29,11 @@ def scores(x: Any, dim: int, name: str = "x") -> None:
         )
 
 
-def count(k: Any, x: Tensor, dim: int, *, integral: bool = False) -> None:
+def count(k: Any, x: Tensor, dim: int, *, integral: bool = False, is_budget: bool = False) -> None:
     """Raise unless `k` is a number in [0, n] or a real tensor that broadcasts to the rows of `x`.
 
-    `integral` asks for a whole number too. What a tensor holds is not read: its bad rows become NaN.
+    `integral` asks for a whole number too; a budget may exceed n, as costs are not read. What a tensor holds is not
+    read: its bad rows become NaN.
     """
     n = x.shape[dim]
     if isinstance(k, Tensor):
@@ -41,6 +42,10 @@ def count(k: Any, x: Tensor, dim: int, *, integral: bool = False) -> None:
         _per_row("k", k, x, dim)
         return
     _number("k", k)
+    if is_budget:
+        if not k >= 0:
+            raise ValueError(f"`k`, the budget, must be ≥ 0; got {k}.")
+        return
     if not 0 <= k <= n:
         raise ValueError(f"`k` must satisfy 0 ≤ k ≤ {n} (size of dim {dim}); got {k}.")
     if integral and int(k) != k:
@@ -66,6 +71,56 @@ def positive(name: str, value: Any) -> None:
         raise ValueError(f"`{name}` must be > 0; got {value}. For the limit 0, use `khot.hard_topk`.")
 
 
+def above(name: str, value: Any, bound: float) -> None:
+    """Raise unless `value` is a finite number > bound."""
+    _number(name, value)
+    if not bound < value < float("inf"):
+        raise ValueError(f"`{name}` must be > {bound} and finite; got {value}.")
+
+
+def is_cdf(values: Tensor) -> None:
+    """Raise unless the values at rising points are those of a cdf."""
+    ends = torch.tensor([0.0, 1.0], dtype=values.dtype)
+    if not (values.diff() >= 0).all() or not torch.allclose(values[[0, -1]], ends, rtol=0, atol=1e-3):
+        raise ValueError(
+            "`cdf` must rise from 0 to 1, elementwise; "
+            f"at −1e30, −1e3, −10, −1, 0, 1, 10, 1e3, 1e30 got {values.tolist()}."
+        )
+
+
+def whole(name: str, value: Any, most: int, what: str) -> None:
+    """Raise unless `value` is an int in [0, most]."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"`{name}` must be an int; got {type(value).__name__}.")
+    if not 0 <= value <= most:
+        raise ValueError(f"`{name}` must satisfy 0 ≤ {name} ≤ {most} ({what}); got {value}.")
+
+
+def vectors(name: str, value: Any) -> None:
+    """Raise unless `value` is a floating tensor (…, m, d) with m, d ≥ 1."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"`{name}` must be a floating torch.Tensor; got {got}.")
+    if value.ndim < 2 or 0 in value.shape[-2:]:
+        raise ValueError(f"`{name}` must have the shape (…, m, d) with m, d ≥ 1; got {tuple(value.shape)}.")
+
+
+def selection(embeddings: Any, scores: Any, k: Any) -> None:
+    """Raise unless (…, n, d) embeddings, (…, n) scores and 1 ≤ k ≤ n go together."""
+    vectors("embeddings", embeddings)
+    if not isinstance(scores, Tensor) or not scores.is_floating_point():
+        raise TypeError(f"`scores` must be a floating torch.Tensor; got {type(scores).__name__}.")
+    if scores.shape != embeddings.shape[:-1]:
+        want, got = tuple(embeddings.shape[:-1]), tuple(scores.shape)
+        raise ValueError(f"`scores` must have the shape of `embeddings` without its last dim, {want}; got {got}.")
+    if scores.dtype != embeddings.dtype:
+        raise TypeError(f"`scores` must have the dtype of `embeddings`, {embeddings.dtype}; got {scores.dtype}.")
+    same_device("scores", scores, embeddings, "embeddings")
+    whole("k", k, scores.shape[-1], "number of embeddings")
+    if k == 0:
+        raise ValueError("`k` must be ≥ 1; got 0.")
+
+
 def mask(value: Any, x: Tensor) -> None:
     """Raise unless `value` is None or a boolean tensor that broadcasts to the shape of `x`."""
     if value is None:
@@ -76,6 +131,17 @@ def mask(value: Any, x: Tensor) -> None:
         raise TypeError(f"`mask` must be boolean (True = may be chosen); got {value.dtype}. Use `mask.bool()`.")
     _broadcasts("mask", value, tuple(x.shape), "the shape of `x`")
     same_device("mask", value, x)
+
+
+def costs(value: Any, x: Tensor) -> None:
+    """Raise unless `value` is None or a floating tensor that broadcasts to the shape of `x`."""
+    if value is None:
+        return
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"`costs` must be a floating torch.Tensor or None; got {got}.")
+    _broadcasts("costs", value, tuple(x.shape), "the shape of `x`")
+    same_device("costs", value, x)
 
 
 def same_shape(name: str, value: Any, x: Tensor, x_name: str) -> None:

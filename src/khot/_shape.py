@@ -36,9 +36,14 @@ def to_rows(
 ) -> Rows:
     """Put `dim` last and bring every argument to its place there; all of it differentiable."""
     if mask is not None:
-        mask = _last(mask.expand(x.shape), dim)
-    x = _last(x if x.dtype == dtype else x.to(dtype), dim)
+        mask = last(mask.expand(x.shape), dim)
+    x = last(x if x.dtype == dtype else x.to(dtype), dim)
     return Rows(x, _per_row(k, x), _positive(temperature, x), mask)
+
+
+def per_entry(value: Tensor, x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """A tensor that broadcasts to `x`, with `dim` last."""
+    return last(value.to(dtype).expand(x.shape), dim)
 
 
 def from_rows(y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
@@ -48,7 +53,8 @@ def from_rows(y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     return y if y.dtype == dtype else y.to(dtype)
 
 
-def _last(t: Tensor, dim: int) -> Tensor:
+def last(t: Tensor, dim: int) -> Tensor:
+    """`dim` moved to the end."""
     return t if dim in (-1, t.ndim - 1) else t.movedim(dim, -1)
 
 

@@ -1,8 +1,8 @@
-"""Derivatives of y = F(z), z = (x − τ)/T with Σ y = k, in the last dim.
+"""Derivatives of y = F(z), z = (x − τ)/T with Σ c·y = k, in the last dim; costs c are 1 where there are none.
 
-With v = F'(z), S = Σv and w = v/S, everything follows from one line:
+With v = c·F'(z), S = Σv and w = v/S, everything follows from one line:
 
-    dz = u − ⟨w, u⟩ + dk/S,   u = (dx − z·dT)/T,   and   dy = v·dz.
+    dz = u − ⟨w, u⟩ + (dk − ⟨y, dc⟩)/S,   u = (dx − z·dT)/T,   and   dy = F'(z)·dz.
 
 All of it is plain differentiable torch, so that backward has a derivative too.
 """
@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
+from .cdfs import Cdf, slope
 from .sums import row_sum
 
 
@@ -54,13 +54,20 @@ def sigmoid_value(p: Tensor, temperature: Tensor) -> tuple[Tensor, Linear]:
     return v, Linear(z, _ratio(v, total), total, temperature.to(p.dtype).unsqueeze(-1))
 
 
-def sigmoid_margin(z: Tensor, temperature: Tensor) -> Linear:
-    """The same from z (…, n), exact where p(1 − p) underflows."""
-    finite = torch.where(z.isinf(), 0.0, z)
-    log_v = torch.where(z.isinf(), -torch.inf, logsigmoid(finite) + logsigmoid(-finite))
+def margin(z: Tensor, temperature: Tensor, costs: Tensor | None, cdf: Cdf) -> Linear:
+    """The same for any F from z (…, n), with v·c for v where there are costs."""
+    infinite = z.isinf()
+    finite = torch.where(infinite, cdf.center, z)
+    scale = temperature.to(z.dtype).unsqueeze(-1)
+    if cdf.log_density is None:
+        v = slope(cdf, z) if costs is None else costs * slope(cdf, z)
+        total = _sum(v)
+        return Linear(finite, _ratio(v, total), total, scale)
+    log_v = cdf.log_density(finite) if costs is None else costs.log() + cdf.log_density(finite)
+    log_v = torch.where(infinite, -torch.inf, log_v)
     log_total = log_v.logsumexp(-1, keepdim=True)
     log_total = torch.where(log_total.isinf(), 0.0, log_total)
-    return Linear(finite, (log_v - log_total).exp(), log_total.exp(), temperature.unsqueeze(-1))
+    return Linear(finite, (log_v - log_total).exp(), log_total.exp(), scale)
 
 
 def sigmoid_topk_pull(g: Tensor, p: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,5 +82,6 @@ def _sum(t: Tensor) -> Tensor:
 
 
 def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    """a/b, and 0 for a saturated row, b = 0."""
-    return torch.where(b == 0, 0.0, a / torch.where(b == 0, 1.0, b))
+    """a/b, and 0 for a saturated row, where b is 0 or so small that 1/b overflows."""
+    is_saturated = b < torch.finfo(b.dtype).tiny
+    return torch.where(is_saturated, 0.0, a / torch.where(is_saturated, 1.0, b))

@@ -13,25 +13,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import implicit, select, sigmoid
+from . import implicit, select, threshold
 
 LIBRARY = torch.library.Library("khot", "DEF")
 
 
 def _define(name: str, signature: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
-    """Define an op whose tensors all have the batch dimensions first, or are None."""
+    """Define an op whose tensors all have the batch dimensions first; other arguments are numbers or None."""
     LIBRARY.define(name + signature)
     LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
     op: Callable[..., Any] = getattr(torch.ops.khot, name).default
     torch.library.register_fake(f"khot::{name}", fake, lib=LIBRARY)
 
-    def batched(info: Any, dims: tuple[int | None, ...], *tensors: Tensor | None) -> tuple[Any, Any]:
-        def lead(t: Tensor | None, dim: int | None) -> Tensor | None:
-            if t is None:
-                return None
+    def batched(info: Any, dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
+        def lead(t: Any, dim: int | None) -> Any:
+            if not isinstance(t, Tensor):
+                return t
             return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
 
-        result = op(*(lead(t, dim) for t, dim in zip(tensors, dims, strict=True)))
+        result = op(*(lead(t, dim) for t, dim in zip(arguments, dims, strict=True)))
         return result, 0 if isinstance(result, Tensor) else (0,) * len(result)
 
     torch.library.register_vmap(f"khot::{name}", batched, lib=LIBRARY)
@@ -42,14 +42,19 @@ def _empty(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return torch.empty(like.shape, dtype=dtype or like.dtype, device=like.device)
 
 
-ROWS = "(Tensor x, Tensor k, Tensor temperature, Tensor? mask) -> Tensor"
-
 # (x (…, n), k (…) float64, T (…) float64, mask (…, n) or None) → (…, n)
 sigmoid_topk = _define(
-    "sigmoid_topk", ROWS, partial(sigmoid.topk, early_stop=False), lambda x, k, temperature, mask: _empty(x)
+    "sigmoid_topk",
+    "(Tensor x, Tensor k, Tensor temperature, Tensor? mask) -> Tensor",
+    partial(threshold.sigmoid_topk, early_stop=False),
+    lambda x, k, temperature, mask: _empty(x),
 )
-sigmoid_margin = _define(
-    "sigmoid_margin", ROWS, partial(sigmoid.margin, early_stop=False), lambda x, k, temperature, mask: _empty(x)
+# the same, costs (…, n) or None, and the cdf's place in the registry → (…, n)
+margin = _define(
+    "margin",
+    "(Tensor x, Tensor k, Tensor temperature, Tensor? mask, Tensor? costs, int cdf) -> Tensor",
+    partial(threshold.margin, early_stop=False),
+    lambda x, k, temperature, mask, costs, cdf: _empty(x),
 )
 # (g (…, n), p (…, n), T (…) float64) → (…, n), (…) float64
 sigmoid_topk_pull = _define(

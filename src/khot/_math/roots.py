@@ -50,6 +50,7 @@ def find_root(
     active: Tensor,
     steps: int,
     early_stop: bool,
+    tolerance: float,
 ) -> Point:
     """Newton's method on ρ inside a bracket that only shrinks; the last evaluation is at the returned point.
 
@@ -69,9 +70,9 @@ def find_root(
         active: (…, 1) bool, the rows to solve; the others stay at their start.
         steps: how many steps to take at the most.
         early_stop: read on the host whether all rows are done. Without it exactly `steps` steps are taken.
+        tolerance: the ρ at which a row is done.
     """
     eps = torch.finfo(dtype).eps
-    tolerance = 0.1 * eps**0.5
     (low, high), (excess_low, excess_high) = bracket, excess
     to_low, to_high = _distance(start, low, temperature), _distance(start, high, temperature)
     inside = Point(start.anchor, start.shift + torch.zeros_like(to_low).clamp(to_low, to_high))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from .._math import sigmoid
+from .._math import threshold
 from .._math.ops import LIBRARY
 from . import _native
 from ._native import is_plain, sigmoid_topk, sigmoid_topk_dx
@@ -26,10 +26,10 @@ def status() -> dict[str, str]:
 
 
 if _native.LIBRARY is None:
-    LIBRARY.impl("sigmoid_topk", partial(sigmoid.topk, early_stop=True), "CPU")
-    LIBRARY.impl("sigmoid_margin", partial(sigmoid.margin, early_stop=True), "CPU")
+    LIBRARY.impl("sigmoid_topk", partial(threshold.sigmoid_topk, early_stop=True), "CPU")
+    LIBRARY.impl("margin", partial(threshold.margin, early_stop=True), "CPU")
 else:
     LIBRARY.impl("hard_topk", _native.hard_topk, "CPU")
     LIBRARY.impl("sigmoid_topk", _native.sigmoid_topk, "CPU")
-    LIBRARY.impl("sigmoid_margin", _native.sigmoid_margin, "CPU")
+    LIBRARY.impl("margin", _native.margin, "CPU")
     LIBRARY.impl("sigmoid_topk_pull", _native.sigmoid_topk_pull, "CPU")

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .._math import sigmoid
+from .._math import threshold
+from .._math.cdfs import REGISTRY, SIGMOID
 
 ABI = 3  # khot_abi() in native/khot.cpp
 HERE = Path(__file__).parent
@@ -91,7 +92,7 @@ def is_plain(*tensors: Tensor) -> bool:
 def sigmoid_topk(
     x: Tensor, k: float | Tensor, temperature: float | Tensor, mask: Tensor | None, path: int = WIDE
 ) -> Tensor:
-    """As `_math.sigmoid.topk`; `k` and `temperature` may also be numbers."""
+    """As `_math.threshold.sigmoid_topk`; `k` and `temperature` may also be numbers."""
     x, n = x.contiguous(), x.shape[-1]
     p = torch.empty_like(x)
     if p.numel() == 0:
@@ -113,12 +114,23 @@ def sigmoid_topk(
     return p
 
 
-def sigmoid_margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, path: int = WIDE) -> Tensor:
-    """As `_math.sigmoid.margin`, which solves the rows that are left: infinite thresholds, numbers that underflow."""
+def margin(
+    x: Tensor,
+    k: Tensor,
+    temperature: Tensor,
+    mask: Tensor | None,
+    costs: Tensor | None,
+    cdf: int,
+    path: int = WIDE,
+) -> Tensor:
+    """As `_math.threshold.margin`, which takes what is not for σ_k alone, and the rows that are left.
+
+    Those are rows with an infinite threshold, or with one that is decided by numbers too small to be summed.
+    """
+    if costs is not None or REGISTRY[cdf] is not SIGMOID or x.numel() == 0:
+        return threshold.margin(x, k, temperature, mask, costs, cdf, early_stop=True)
     x, n = x.contiguous(), x.shape[-1]
     z = torch.empty_like(x)
-    if z.numel() == 0:
-        return z
     k_kept, *k_place = _column(k)
     temperature_kept, *temperature_place = _column(temperature)
     mask_kept, *mask_place = _mask(mask, n)
@@ -136,8 +148,10 @@ def sigmoid_margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | Non
         is_left.data_ptr(),
     )
     if bool(is_left.any()):
-        rest = [t if t is None else t.reshape(len(is_left), *size)[is_left] for t, size in ((x, (n,)), (k, ()), (temperature, ()), (mask, (n,)))]
-        z.view(-1, n)[is_left] = sigmoid.margin(*rest, early_stop=True)
+        rows = [t.reshape(len(is_left), -1)[is_left] for t in (x, k, temperature)]
+        allowed = None if mask is None else mask.reshape(-1, n)[is_left]
+        rest = threshold.margin(rows[0], rows[1][:, 0], rows[2][:, 0], allowed, None, cdf, early_stop=True)
+        z.view(-1, n)[is_left] = rest
     return z
 
 

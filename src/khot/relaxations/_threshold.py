@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +9,10 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from .. import _check, _shape, kernels
-from .._math import implicit, ops
+from .._math import cdfs, implicit, ops
+from ._implicit import Implicit, Margins, apply, check_call, margins, relax, tangents
+
+SIGMOID = cdfs.register(cdfs.SIGMOID)
 
 
 def sigmoid_topk(
@@ -20,6 +22,7 @@ def sigmoid_topk(
     dim: int = -1,
     temperature: float | Tensor = 1.0,
     mask: Tensor | None = None,
+    costs: Tensor | None = None,
 ) -> Tensor:
     """Soft top-k: a point of [0, 1]ⁿ that sums to k, and is large where the scores are.
 
@@ -33,6 +36,7 @@ def sigmoid_topk(
         dim: the dimension to choose along.
         temperature: T > 0, larger is softer: a number, or a tensor that broadcasts like `k`.
         mask: boolean, broadcasts to `x`; True = may be chosen. n becomes the number of allowed entries.
+        costs: positive, broadcasts to `x`: then `k` is a budget, `Σ c·y = k` and `y = σ(x/(c·T) − τ)`.
 
     Returns:
         A tensor like `x`, with entries in [0, 1] that sum to k along `dim` within 1e-6·max(k, 1) (float32) or
@@ -56,11 +60,13 @@ def sigmoid_topk(
     Reference: Wijk et al., "Differentiable Top-k: From One-Hot to k-Hot" (2025); the same operator is the LML layer of
     Amos et al. (2019).
     """
-    _check_call(x, k, dim, temperature, mask)
+    check_call(x, k, dim, temperature, mask, costs)
+    if costs is not None:
+        return relax(SIGMOID, x, k, dim, temperature, mask, costs)
     if mask is None and not isinstance(k, Tensor) and not isinstance(temperature, Tensor) and _is_direct(x, dim):
         return _direct(x, float(k), _shape.normal(temperature, x.dtype))
     rows = _shape.to_rows(x, k, temperature, mask, dim, _shape.compute_dtype(x.dtype))
-    return _shape.from_rows(_apply(_Value, _ForwardValue, rows), dim, x.dtype)
+    return _shape.from_rows(apply(_Value, _ForwardValue, *rows), dim, x.dtype)
 
 
 def log_sigmoid_topk(
@@ -88,8 +94,8 @@ def log_sigmoid_topk(
         >>> log_sigmoid_topk(torch.tensor([1000.0, 0.0, -10.0]), 1)[1:]
         tensor([-500.0000, -510.0000])
     """
-    _check_call(x, k, dim, temperature, mask)
-    return _shape.from_rows(logsigmoid(_margin(x, k, temperature, mask, dim)[0]), dim, x.dtype)
+    check_call(x, k, dim, temperature, mask)
+    return _shape.from_rows(logsigmoid(_margins(x, k, dim, temperature, mask).z), dim, x.dtype)
 
 
 def threshold(
@@ -117,8 +123,8 @@ def threshold(
         >>> threshold(torch.tensor([2.0, 1.0, 0.0, -1.0]), 2)
         tensor(0.5000)
     """
-    _check_call(x, k, dim, temperature, mask)
-    z, rows = _margin(x, k, temperature, mask, dim)
+    check_call(x, k, dim, temperature, mask)
+    z, rows, _ = _margins(x, k, dim, temperature, mask)
     if z.shape[-1] == 0:
         return (rows.k + torch.inf).to(x.dtype)
     # τ = x_i − T·z_i for whichever i; the smallest |z| rounds least. Scores that can tell nothing come last.
@@ -171,8 +177,8 @@ def khot_cross_entropy(
     _check.temperature(temperature, x, dim)
     _check.mask(mask, x)
     _check.one_of("reduction", reduction, ("mean", "sum", "none"))
-    y = _shape.to_rows(target, 0, 1.0, None, dim, torch.float64).x
-    z, rows = _margin(x, y.sum(-1), temperature, mask, dim)
+    y = _shape.per_entry(target, x, dim, torch.float64)
+    z, rows, _ = _margins(x, y.sum(-1), dim, temperature, mask)
     entropy = torch.special.entr(y) + torch.special.entr(1 - y)
     cross = _times(y, logsigmoid(z)) + _times(1 - y, logsigmoid(-z))
     loss: Tensor = rows.temperature * -(entropy + cross).sum(-1)
@@ -187,51 +193,24 @@ def _times(weight: Tensor, log: Tensor) -> Tensor:
     return weight * torch.where(weight == 0, 0.0, log)
 
 
-def _check_call(x: Tensor, k: float | Tensor, dim: int, temperature: float | Tensor, mask: Tensor | None) -> None:
-    _check.scores(x, dim)
-    _check.count(k, x, dim)
-    _check.temperature(temperature, x, dim)
-    _check.mask(mask, x)
+def _margins(
+    x: Tensor, k: float | Tensor, dim: int, temperature: float | Tensor, mask: Tensor | None
+) -> Margins:
+    return margins(SIGMOID, x, k, dim, temperature, mask, None, torch.float64)
 
 
-def _margin(
-    x: Tensor, k: float | Tensor, temperature: float | Tensor, mask: Tensor | None, dim: int
-) -> tuple[Tensor, _shape.Rows]:
-    """z = (x − τ)/T, (…, n) float64, and the rows it belongs to."""
-    rows = _shape.to_rows(x, k, temperature, mask, dim, torch.float64)
-    return _apply(_Margin, _ForwardMargin, rows), rows
-
-
-# Whether a torch.func transform is on; yes, for all we know, where torch does not say. Likewise the forward-mode level.
-_transforms_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
-
-
-def _is_constant(rows: _shape.Rows) -> bool:
-    """Whether nothing will be differentiated."""
-    if getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0:
-        return False
-    x, k, temperature, _ = rows
-    return not (torch.is_grad_enabled() and (x.requires_grad or k.requires_grad or temperature.requires_grad))
-
-
-class _Implicit(torch.autograd.Function):
-    """Saves the output, which autograd tracks, and the temperature: backward is a function of those alone."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(output, inputs[2])
-        ctx.save_for_forward(output, inputs[2])
-
-
-class _Value(_Implicit):
+class _Value(Implicit):
     """(x, k, T, mask) → p = σ(z)."""
 
     @staticmethod
     def forward(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None) -> Tensor:
         p: Tensor = ops.sigmoid_topk(x, k, temperature, mask)
         return p
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(output, inputs[2])
+        ctx.save_for_forward(output, inputs[2])
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -249,31 +228,7 @@ class _ForwardValue(_Value):
     def jvp(ctx: Any, dx: Tensor | None, dk: Tensor | None, dt: Tensor | None, _: None) -> Tensor:
         p, temperature = ctx.saved_tensors
         v, at = implicit.sigmoid_value(p, temperature)
-        return v * implicit.push(*_tangents(p, dx, dk, dt), at)
-
-
-class _Margin(_Implicit):
-    """(x, k, T, mask) → z."""
-
-    @staticmethod
-    def forward(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None) -> Tensor:
-        z: Tensor = ops.sigmoid_margin(x, k, temperature, mask)
-        return z
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        z, temperature = ctx.saved_tensors
-        return *implicit.pull(torch.where(z.isinf(), 0.0, g), implicit.sigmoid_margin(z, temperature)), None
-
-
-class _ForwardMargin(_Margin):
-    """With forward mode, which torch.compile refuses."""
-
-    @staticmethod
-    def jvp(ctx: Any, dx: Tensor | None, dk: Tensor | None, dt: Tensor | None, _: None) -> Tensor:
-        z, temperature = ctx.saved_tensors
-        dz = implicit.push(*_tangents(z, dx, dk, dt), implicit.sigmoid_margin(z, temperature))
-        return torch.where(z.isinf(), 0.0, dz)
+        return v * implicit.push(*tangents(p, dx, dk, dt), at)
 
 
 class _Direct(torch.autograd.Function):
@@ -304,28 +259,4 @@ def _direct(x: Tensor, k: float, temperature: float) -> Tensor:
     if not (x.requires_grad and torch.is_grad_enabled()):
         return kernels.sigmoid_topk(x, k, temperature, None)
     result: Tensor = super(torch.autograd.Function, _Direct).apply(x, k, temperature)  # type: ignore[misc]
-    return result
-
-
-def _tangents(like: Tensor, dx: Tensor | None, dk: Tensor | None, dt: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    zero = like.new_zeros(())
-    dk, dt = (zero if t is None else t.to(like.dtype).unsqueeze(-1) for t in (dk, dt))
-    return zero if dx is None else dx, dk, dt
-
-
-def _apply(plain: type[_Implicit], forward: type[_Implicit], rows: _shape.Rows) -> Tensor:
-    """`forward.apply(*rows)`, or what is as good and takes less time than a small row does.
-
-    torch.compile needs the plain one. Outside of torch.func's transforms `apply` only adds a look at signatures, and
-    care for tensors that leaked out of a transform; where nothing will be differentiated, the op alone does.
-    """
-    result: Tensor
-    if torch.compiler.is_compiling():
-        result = plain.apply(*rows)
-    elif _transforms_active():
-        result = forward.apply(*rows)
-    elif _is_constant(rows):
-        result = forward.forward(*rows)
-    else:
-        result = super(torch.autograd.Function, forward).apply(*rows)  # type: ignore[misc]
     return result

@@ -196,11 +196,16 @@ def layout(s: Subject) -> None:
 
 
 def input_untouched(s: Subject) -> None:
-    x, k = scores(3, 9), torch.tensor([2.5, 1.0, 3.0], dtype=torch.float64)
-    copies = x.clone(), k.clone()
-    s.fn(x, k, mask=torch.ones(9, dtype=torch.bool))
-    if not (torch.equal(x, copies[0]) and torch.equal(k, copies[1])):
-        raise AssertionError("an argument was written to")
+    x, k = scores(3, 9).requires_grad_(), torch.tensor([2.5, 1.0, 3.0], dtype=torch.float64)
+    temperature, mask = torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64), torch.ones(9, dtype=torch.bool)
+    upstream = scores(3, 9, seed=1)
+    arguments = (x, k, temperature, mask, upstream)
+    copies = [t.detach().clone() for t in arguments]
+    y = s.fn(x, k, temperature=temperature, mask=mask)
+    before = y.detach().clone()
+    torch.autograd.grad(y, x, upstream)
+    if not all(torch.equal(t, copy) for t, copy in zip((*arguments, y), (*copies, before), strict=True)):
+        raise AssertionError("an argument or the result was written to")
 
 
 def precision(s: Subject) -> None:

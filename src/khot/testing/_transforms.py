@@ -16,6 +16,10 @@ def _call(s: Subject) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     return lambda x, k, temperature: s.fn(x, k, temperature=temperature)
 
 
+def _numbers(s: Subject) -> Callable[[Tensor], Tensor]:
+    return lambda x: s.fn(x, 2.5, temperature=0.7)
+
+
 def _arguments() -> tuple[Tensor, Tensor, Tensor]:
     k = torch.tensor([1.5, 2.0, 3.2], dtype=torch.float64)
     temperature = torch.tensor([0.7, 1.0, 2.0], dtype=torch.float64)
@@ -24,11 +28,13 @@ def _arguments() -> tuple[Tensor, Tensor, Tensor]:
 
 def first_derivatives(s: Subject) -> None:
     gradcheck(_call(s), _arguments(), check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True)
+    gradcheck(_numbers(s), _arguments()[:1], check_forward_ad=True, check_batched_grad=True)
 
 
 def second_derivatives(s: Subject) -> None:
     if s.smooth:
         gradgradcheck(_call(s), _arguments(), check_fwd_over_rev=True, check_batched_grad=True)
+        gradgradcheck(_numbers(s), _arguments()[:1], check_fwd_over_rev=True, check_batched_grad=True)
 
 
 def masked_gradient_is_zero(s: Subject) -> None:

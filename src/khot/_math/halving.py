@@ -1,0 +1,45 @@
+"""Successive halving: a tournament in which each pair is replaced by its weighted mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def tournament(
+    embeddings: Tensor, scores: Tensor, k: int, boost: Callable[[Tensor, Tensor], Tensor]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Halve (…, n, d) and (…, n) until k are left, after padding to k·2^r.
+
+    Returns:
+        The k embeddings, their scores, and for each the 2^r entries it was made of, (…, k, 2^r): which, and how much.
+        Padding has weight 0.
+    """
+    n = scores.shape[-1]
+    rounds = max(0, -(-n // k) - 1).bit_length()
+    padding = k * 2**rounds - n
+    scores = torch.nn.functional.pad(scores, (0, padding), value=-torch.inf)
+    embeddings = torch.nn.functional.pad(embeddings, (0, 0, 0, padding))
+    members = torch.arange(n + padding, device=scores.device).expand(scores.shape).unsqueeze(-1)
+    shares = torch.ones_like(scores).unsqueeze(-1)
+    for turn in range(rounds + 1):
+        order = scores.detach().argsort(dim=-1, descending=True, stable=True)
+        scores = scores.gather(-1, order)
+        embeddings, members, shares = (
+            t.gather(-2, order.unsqueeze(-1).expand(*order.shape, t.shape[-1])) for t in (embeddings, members, shares)
+        )
+        if turn == rounds:
+            break
+        half = scores.shape[-1] // 2
+        best, worst = scores[..., :half], scores[..., half:].flip(-1)
+        is_padding = worst.isneginf()
+        worst = torch.where(is_padding, best, worst)  # a number that harms no derivative
+        weight = torch.where(is_padding, 1.0, boost(best, worst).sigmoid())
+        scores = weight * best + (1 - weight) * worst
+        pair = weight.unsqueeze(-1), (1 - weight).unsqueeze(-1)
+        embeddings = pair[0] * embeddings[..., :half, :] + pair[1] * embeddings[..., half:, :].flip(-2)
+        shares = torch.cat((pair[0] * shares[..., :half, :], pair[1] * shares[..., half:, :].flip(-2)), -1)
+        members = torch.cat((members[..., :half, :], members[..., half:, :].flip(-2)), -1)
+    return embeddings, scores, members, shares

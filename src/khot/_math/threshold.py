@@ -1,0 +1,312 @@
+"""The threshold of every row: τ such that Σ c·F((x − τ)/T) = k, for any cdf F and costs c (1 where there are none).
+
+Σ c·F(z) = k says that two sums of small numbers agree, with N the costs of the scores above the median of F:
+
+    Σ_{below} c·F(z) + (N − k)⁺  =  Σ_{above} c·(1 − F(z)) + (N − k)⁻
+
+Neither side subtracts, so saturated rows keep all their digits; and ρ = log(left) − log(right) is nearly linear in τ
+even where Σ c·F(z) − k is flat, so that Newton's method crosses a plateau, where every y is 0 or 1 to machine precision,
+in one step.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import cdfs
+from .cdfs import REGISTRY, SIGMOID, Cdf, bisect
+from .roots import Point, Residual, find_root
+from .sums import row_sum
+
+SAMPLE = 8192  # a row four times as long is first solved on about this many of its scores
+MAX_STEPS = 1000  # the most seen is 167; a loop has a bound all the same
+UNSOLVED_IS_NAN = True  # off only to study what an inexact root costs: benchmarks/solver_error.py
+FIXED_STEPS = 64  # without early stopping; the robustness grid needs about half. A row that needs more becomes NaN
+
+
+def sigmoid_topk(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, *, early_stop: bool) -> Tensor:
+    """σ_k(x/T) along the last dim.
+
+    Args:
+        x: (…, n) float32 or float64.
+        k, temperature: (…) float64.
+        mask: (…, n) bool or None.
+        early_stop: stop when every row is solved, which reads from the device; else take a fixed number of steps.
+    """
+    x = x.contiguous()
+    if x.numel() == 0:
+        return torch.empty_like(x)
+    root = solve(SIGMOID, x, k, temperature, mask, None, early_stop=early_stop)
+    p = root.tails.probabilities()
+    if not early_stop or not bool(root.regular.all()):
+        p = torch.where(root.regular, p, _margins(root, temperature).sigmoid_())
+    return p
+
+
+def margin(
+    x: Tensor,
+    k: Tensor,
+    temperature: Tensor,
+    mask: Tensor | None,
+    costs: Tensor | None,
+    cdf: int,
+    *,
+    early_stop: bool,
+) -> Tensor:
+    """z = (x − τ)/T along the last dim, so that y = F(z); ±inf where y is exactly 1 or 0.
+
+    Arguments as `sigmoid_topk`, the costs (…, n) or None, and the place of F in the registry.
+    """
+    x = x.contiguous()
+    if x.numel() == 0:
+        return torch.empty_like(x)
+    costs = None if costs is None else costs.contiguous()
+    return _margins(solve(REGISTRY[cdf], x, k, temperature, mask, costs, early_stop=early_stop), temperature)
+
+
+def value(cdf: Cdf, z: Tensor, k: Tensor, costs: Tensor | None) -> Tensor:
+    """y = F(z), (…, n), with what rounding took from Σ c·y = k given back in proportion to F′; differentiable in z.
+
+    In float32 a rounding of z is many of y where F is steep on a logarithmic scale.
+    """
+    y = cdfs.value(cdf, z)
+    with torch.no_grad():
+        v = cdfs.slope(cdf, z)
+        weigh = (lambda t: t) if costs is None else (lambda t: costs * t)
+        missing, total = k.unsqueeze(-1) - row_sum(weigh(y)), row_sum(weigh(v))
+        step = torch.where(total > 0, missing / total, 0.0).to(z.dtype)
+        rounding = (y + v * step).clamp(0, 1) - y
+    return y + rounding
+
+
+class Root(NamedTuple):
+    """The solved rows."""
+
+    x: Tensor
+    """(…, n) the scores solved for: −inf where masked; if more than k were +inf, those are 0 and the rest −inf."""
+    point: Point
+    """The threshold; its shift is +inf where none is left to choose, −inf where all are chosen, NaN where none fits."""
+    regular: Tensor
+    """(…, 1) bool, the rows with a finite threshold."""
+    tails: Tails
+    """The evaluation at the threshold."""
+
+
+def solve(
+    cdf: Cdf,
+    x: Tensor,
+    k: Tensor,
+    temperature: Tensor,
+    mask: Tensor | None,
+    costs: Tensor | None,
+    *,
+    early_stop: bool,
+) -> Root:
+    """The threshold of every row; arguments as `margin`."""
+    k, temperature = k.unsqueeze(-1), temperature.unsqueeze(-1)
+    if mask is not None:
+        x = x.masked_fill(~mask, -torch.inf)
+    if costs is not None:
+        x = torch.where(costs > 0, x, torch.nan)
+    x, low, high, free, forced = _survey(x, k, costs, early_stop)
+    rest = k - forced  # what the finite scores share
+    regular = (rest > 0) & (rest < free) & (temperature > 0)
+    low, high = torch.where(regular, low, 0.0), torch.where(regular, high, 0.0)
+
+    share = torch.where(regular, rest / free, 0.5)
+    tied = _quantile(cdf, share)  # z if all scores were equal
+    tails = (_SigmoidTails if cdf is SIGMOID else Tails)(cdf, x, k, temperature, costs, early_stop)
+    point = find_root(
+        tails,
+        start=_start(cdf, x, low, high, free, share, tied, temperature, costs, early_stop),
+        bracket=(Point(low, -tied), Point(high, -tied)),
+        excess=(free - rest, -rest),
+        bounds=(low, high),
+        temperature=temperature,
+        dtype=x.dtype,
+        active=regular,
+        steps=MAX_STEPS if early_stop else FIXED_STEPS,
+        early_stop=early_stop,
+        tolerance=tails.tolerance,
+    )
+    if UNSOLVED_IS_NAN:
+        regular = regular & tails.is_solved
+    limit = torch.where(rest == 0, torch.inf, torch.where(rest == free, -torch.inf, torch.nan))
+    limit = torch.where((temperature > 0) & ~free.isnan(), limit, torch.nan)
+    return Root(x, Point(point.anchor, torch.where(regular, point.shift + tails.last_step, limit)), regular, tails)
+
+
+def _margins(root: Root, temperature: Tensor) -> Tensor:
+    """z at the root, with the infinite scores where they belong even if the threshold is infinite too."""
+    z = _margin_at(root.x, root.point, temperature.unsqueeze(-1), torch.empty_like(root.x))
+    shift = root.point.shift.to(z.dtype)
+    z = torch.where(shift.isinf(), -shift, z)  # (x − anchor)/T may have overflowed to the other side
+    return torch.where(root.x.isinf() & ~shift.isnan(), root.x, z)
+
+
+def _margin_at(x: Tensor, point: Point, temperature: Tensor, out: Tensor) -> Tensor:
+    anchor, shift, scale = (part.to(x.dtype) for part in (*point, temperature))
+    return torch.sub(x, anchor, out=out).div_(scale).sub_(shift)
+
+
+class Tails:
+    """Evaluates ρ at a point; holds the row-sized buffers of one solve."""
+
+    def __init__(
+        self, cdf: Cdf, x: Tensor, k: Tensor, temperature: Tensor, costs: Tensor | None, early_stop: bool
+    ) -> None:
+        self.cdf, self.x, self.k, self.temperature, self.early_stop = cdf, x, k, temperature, early_stop
+        self.costs = None if costs is None else costs.to(x.dtype)
+        self.z = torch.empty_like(x)
+        self.info = torch.finfo(x.dtype)
+        # A Newton step from here errs by its square, unless there is a kink on the way.
+        self.tolerance = 0.1 * self.info.eps**0.5 if cdf.smooth else 4 * self.info.eps
+
+    def sums(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """N − k, Σ F below, Σ 1 − F above, and Σ F′ on either side, all weighted with the costs; (…, 1) float64."""
+        finite = torch.where(z.isinf(), self.cdf.center, z)
+        is_above = z > self.cdf.center
+        weight = self.costs if self.costs is not None else torch.ones_like(z)
+        weight_above = torch.where(is_above, weight, 0.0)
+        weight_below = torch.where(z.isinf(), 0.0, weight - weight_above)
+        excess = row_sum(weight_above) - self.k
+        weight_above = torch.where(z.isinf(), 0.0, weight_above)
+        lower, upper = row_sum(weight_below * self.cdf.cdf(finite)), row_sum(weight_above * self.cdf.survival(finite))
+        density = (self.cdf.steer or self.cdf.density)(finite)
+        return excess, lower, upper, row_sum(weight_below * density), row_sum(weight_above * density)
+
+    def __call__(self, point: Point) -> Residual:
+        z = _margin_at(self.x, point, self.temperature, self.z)
+        excess, lower, upper, lower_slope, upper_slope = self.sums(z)
+        over, under = excess.clamp(min=0), (-excess).clamp(min=0)
+        left, right = lower + over, upper + under
+        log_left, log_right = left.log(), right.log()
+        slope_left, slope_right = lower_slope / left, upper_slope / right
+        if self.cdf.log_tail is not None and self.costs is None:
+            # Where a sum underflows, it is the sum of exponentials to all digits.
+            deep_left, deep_right = (side < self.info.tiny / self.info.eps for side in (left, right))
+            if not self.early_stop or bool((deep_left | deep_right).any()):
+                above = z > self.cdf.center
+                log_tail = self.cdf.log_tail(-z.abs()).to(over.dtype)
+                log_lower = log_tail.masked_fill(above, -torch.inf).logsumexp(-1, keepdim=True)
+                log_upper = log_tail.masked_fill(~above, -torch.inf).logsumexp(-1, keepdim=True)
+                log_left = torch.where(deep_left, torch.logaddexp(log_lower, over.log()), log_left)
+                log_right = torch.where(deep_right, torch.logaddexp(log_upper, under.log()), log_right)
+                slope_left = torch.where(deep_left, 1.0, slope_left)
+                slope_right = torch.where(deep_right, 1.0, slope_right)
+        is_level = (left == right) & log_left.isinf()  # a plateau, all of which is the root
+        ratio, slope = torch.where(is_level, 0.0, log_left - log_right), slope_left + slope_right
+        self.last_step = (ratio / slope).nan_to_num(0.0, 0.0, 0.0)
+        # F(z) carries about |z| roundings of z, and −log of a small sum is about the |z| that counts.
+        noise = 4 * self.info.eps * (-log_left).nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
+        # Ten times the solver's own tolerance is still beyond doubt.
+        near = ratio.abs() <= 10 * self.tolerance + noise
+        self.is_solved = near | ((left - right).abs() <= 4 * self.info.eps * self.k.clamp(min=1))
+        return Residual(ratio, slope, left - right, noise)
+
+
+class _SigmoidTails(Tails):
+    """The same for σ, with fewer passes: of the tail and its square only, in place."""
+
+    def __init__(
+        self, cdf: Cdf, x: Tensor, k: Tensor, temperature: Tensor, costs: Tensor | None, early_stop: bool
+    ) -> None:
+        super().__init__(cdf, x, k, temperature, costs, early_stop)
+        self.tail, self.above, self.spare = (torch.empty_like(x) for _ in range(3))
+
+    def sums(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        torch.gt(z, 0, out=self.above)  # 0. or 1.: arithmetic on floats is several times as fast as boolean masks
+        torch.abs(z, out=self.tail).neg_().sigmoid_()  # min(p, 1 − p)
+        if self.costs is not None:
+            return super().sums(z)
+        excess = row_sum(self.above) - self.k
+        torch.mul(self.tail, self.above, out=self.spare)
+        upper = row_sum(self.spare)
+        lower = row_sum(self.tail) - upper
+        # Σ tail(1 − tail) on either side, which lies between half the tail's sum and the whole.
+        upper_squares = row_sum(self.spare.mul_(self.tail))
+        squares = torch.linalg.vector_norm(self.tail, dim=-1, keepdim=True).to(torch.float64).square()
+        upper_slope = (upper - upper_squares).clamp(upper / 2, upper)
+        lower_slope = (lower - (squares - upper_squares)).clamp(lower / 2, lower)
+        return excess, lower, upper, lower_slope, upper_slope
+
+    def probabilities(self) -> Tensor:
+        """σ(z) one Newton step on from the last evaluation, which also takes out what all z round alike."""
+        p = (self.above - self.tail).abs_()
+        v = torch.addcmul(self.tail, self.tail, self.tail, value=-1, out=self.spare)
+        return p.sub_(v.mul_(self.last_step.to(p.dtype)))
+
+
+def _survey(
+    x: Tensor, k: Tensor, costs: Tensor | None, early_stop: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The scores, their least and greatest finite one, the number (or costs) of finite ones and that of +inf.
+
+    All but the scores are (…, 1) float64. The number of finite ones is NaN in a row that holds NaN.
+    """
+
+    def weigh(chosen: Tensor) -> Tensor:
+        if costs is None:
+            return chosen.sum(-1, keepdim=True).to(k.dtype)
+        return torch.where(chosen, costs, 0.0).sum(-1, keepdim=True, dtype=k.dtype)
+
+    low, high = x.amin(-1, keepdim=True).to(k.dtype), x.amax(-1, keepdim=True).to(k.dtype)
+    if early_stop and costs is None and bool((low.isfinite() & high.isfinite()).all()):
+        return x, low, high, torch.full_like(k, x.shape[-1]), torch.zeros_like(k)
+    infinite = x == torch.inf
+    forced = weigh(infinite)
+    tied = forced > k  # too many +inf: they share k, as equal scores do
+    x = torch.where(tied & ~x.isnan(), torch.where(infinite, 0.0, -torch.inf).to(x.dtype), x)
+    forced = torch.where(tied, 0.0, forced)
+    finite = x.isfinite()
+    low = torch.where(finite, x, torch.inf).amin(-1, keepdim=True).to(k.dtype)
+    high = torch.where(finite, x, -torch.inf).amax(-1, keepdim=True).to(k.dtype)
+    free = torch.where(x.isnan().any(-1, keepdim=True), torch.nan, weigh(finite))
+    return x, low, high, free, forced
+
+
+def _quantile(cdf: Cdf, share: Tensor) -> Tensor:
+    """F⁻¹; shares that round to 0 or 1 are moved inside."""
+    info = torch.finfo(share.dtype)
+    share = share.clamp(info.tiny, 1 - info.eps)
+    return bisect(cdf.cdf, share) if cdf.quantile is None else cdf.quantile(share)
+
+
+def _start(
+    cdf: Cdf,
+    x: Tensor,
+    low: Tensor,
+    high: Tensor,
+    free: Tensor,
+    share: Tensor,
+    tied: Tensor,
+    temperature: Tensor,
+    costs: Tensor | None,
+    early_stop: bool,
+) -> Point:
+    """A first guess: the threshold of a sample, or about that of a normal distribution with the same moments."""
+    if x.shape[-1] >= 4 * SAMPLE:
+        step = x.shape[-1] // SAMPLE
+        sample = x[..., ::step].contiguous()
+        part = None if costs is None else costs[..., ::step]
+        weight = torch.ones_like(sample) if part is None else part
+        finite = torch.where(sample.isfinite(), weight, 0.0).sum(-1, dtype=share.dtype)
+        forced = torch.where(sample == torch.inf, weight, 0.0).sum(-1, dtype=share.dtype)
+        k = share.squeeze(-1) * finite + forced
+        guess = solve(cdf, sample, k, temperature.squeeze(-1), None, part, early_stop=early_stop).point
+        is_good = guess.shift.isfinite()
+        return Point(torch.where(is_good, guess.anchor, low), torch.where(is_good, guess.shift, -tied))
+    center, radius = low / 2 + high / 2, (high / 2 - low / 2).clamp(min=torch.finfo(x.dtype).tiny)
+    y = (x - center.to(x.dtype)) / radius.to(x.dtype)  # in [−1, 1]: no square can overflow
+    y = y.masked_fill_(x.isinf(), 0.0)
+    number = free if costs is None else x.isfinite().sum(-1, keepdim=True)
+    mean = row_sum(y) / number
+    deviation = (row_sum(y.square()) / number - mean.square()).clamp(min=0).sqrt() * radius
+    # Between the threshold of equal scores and the one of T → 0.
+    spread = torch.special.ndtri(share)
+    shift = spread.sign() * torch.hypot(tied - cdf.center, deviation / temperature * spread) + cdf.center
+    threshold = (radius * mean) / temperature - shift
+    return Point(center, torch.where(threshold.isfinite(), threshold, -tied))

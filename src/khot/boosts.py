@@ -1,0 +1,48 @@
+"""How sharply Successive Halving tells the two of a pair apart: functions (a, b) → logit of the weight of a."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from . import _check
+
+Boost = Callable[[Tensor, Tensor], Tensor]
+LARGEST = 80.0  # e^80 is still a float32, and σ(80) is 1
+
+
+def double_exp(base: float = 20.0) -> Boost:
+    """The boost of the released code: `base^a − base^b`.
+
+    Args:
+        base: > 1. For scores in [0, 1]; larger ones saturate, and their weights get no gradient.
+
+    Examples:
+        >>> double_exp(20)(torch.tensor(0.75), torch.tensor(0.5)).sigmoid()
+        tensor(0.9930)
+    """
+    _check.above("base", base, 1)
+    rate = math.log(base)
+
+    def boost(a: Tensor, b: Tensor) -> Tensor:
+        # base^b·(base^{a − b} − 1), each factor within the range of a float
+        return (rate * b).clamp(max=LARGEST).exp() * torch.expm1((rate * (a - b)).clamp(max=LARGEST))
+
+    return boost
+
+
+def linear(scale: float) -> Boost:
+    """The boost of the paper's text: `C·(a − b)`.
+
+    Args:
+        scale: C > 0.
+
+    Examples:
+        >>> linear(10)(torch.tensor(0.75), torch.tensor(0.5)).sigmoid()
+        tensor(0.9241)
+    """
+    _check.above("scale", scale, 0)
+    return lambda a, b: scale * (a - b)

@@ -1,0 +1,153 @@
+"""What the members of the family share: rows in, σ_k or margins out, with implicit derivatives through the solver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import _check, _shape
+from .._math import cdfs, implicit, ops, threshold
+
+
+class Margins(NamedTuple):
+    """A solved call."""
+
+    z: Tensor
+    """(…, n) margins (x − τ)/T, ±inf where y is exactly 1 or 0."""
+    rows: _shape.Rows
+    """What they belong to; with costs c, the scores are x/c."""
+    costs: Tensor | None
+    """(…, n), if there are any."""
+
+
+def check_call(
+    x: Tensor,
+    k: float | Tensor,
+    dim: int,
+    temperature: float | Tensor,
+    mask: Tensor | None,
+    costs: Tensor | None = None,
+) -> None:
+    """Raise unless the arguments of a relaxation are legal."""
+    _check.scores(x, dim)
+    _check.count(k, x, dim, is_budget=costs is not None)
+    _check.temperature(temperature, x, dim)
+    _check.mask(mask, x)
+    _check.costs(costs, x)
+
+
+def relax(
+    cdf: int,
+    x: Tensor,
+    k: float | Tensor,
+    dim: int,
+    temperature: float | Tensor,
+    mask: Tensor | None,
+    costs: Tensor | None,
+) -> Tensor:
+    """y = F(z) like `x`; `cdf` is the place of F in the registry."""
+    z, rows, costs = margins(cdf, x, k, dim, temperature, mask, costs, _shape.compute_dtype(x.dtype))
+    return _shape.from_rows(threshold.value(cdfs.REGISTRY[cdf], z, rows.k, costs), dim, x.dtype)
+
+
+def margins(
+    cdf: int,
+    x: Tensor,
+    k: float | Tensor,
+    dim: int,
+    temperature: float | Tensor,
+    mask: Tensor | None,
+    costs: Tensor | None,
+    dtype: torch.dtype,
+) -> Margins:
+    """z on the last dim, computed in `dtype`."""
+    rows = _shape.to_rows(x, k, temperature, mask, dim, dtype)
+    if costs is not None:
+        costs = _shape.per_entry(costs, x, dim, dtype)
+        rows = rows._replace(x=rows.x / costs)
+    return Margins(apply(_Margin, _ForwardMargin, *rows, costs, cdf), rows, costs)
+
+
+# Whether a torch.func transform is on; yes, for all we know, where torch does not say. Likewise the forward-mode level.
+_transforms_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+
+
+def apply(plain: type[Implicit], forward: type[Implicit], *arguments: Any) -> Tensor:
+    """`forward.apply(*arguments)`, or what is as good and takes less time than a small row does.
+
+    torch.compile needs the plain one. Outside of torch.func's transforms `apply` only adds a look at signatures, and
+    care for tensors that leaked out of a transform; where nothing will be differentiated, the op alone does.
+    """
+    result: Tensor
+    if torch.compiler.is_compiling():
+        result = plain.apply(*arguments)
+    elif _transforms_active():
+        result = forward.apply(*arguments)
+    elif _is_constant(arguments):
+        result = forward.forward(*arguments)
+    else:
+        result = super(torch.autograd.Function, forward).apply(*arguments)  # type: ignore[misc]
+    return result
+
+
+def _is_constant(arguments: tuple[Any, ...]) -> bool:
+    """Whether nothing will be differentiated."""
+    if getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0:
+        return False
+    return not (torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in arguments))
+
+
+class Implicit(torch.autograd.Function):
+    """A Function that saves its output, which autograd tracks: backward has a derivative too."""
+
+    generate_vmap_rule = True
+
+
+class _Margin(Implicit):
+    """(x, k, T, mask, costs, cdf) → z."""
+
+    @staticmethod
+    def forward(
+        x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, costs: Tensor | None, cdf: int
+    ) -> Tensor:
+        z: Tensor = ops.margin(x, k, temperature, mask, costs, cdf)
+        return z
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, _, temperature, _, costs, cdf = inputs
+        ctx.save_for_backward(output, temperature, costs)
+        ctx.save_for_forward(output, temperature, costs)
+        ctx.cdf = cdfs.REGISTRY[cdf]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        z, temperature, costs = ctx.saved_tensors
+        at = implicit.margin(z, temperature, costs, ctx.cdf)
+        dx, dk, dt = implicit.pull(torch.where(z.isinf(), 0.0, g), at)
+        dc = None if costs is None else -dk.unsqueeze(-1) * cdfs.value(ctx.cdf, z)
+        return dx, dk, dt, None, dc, None
+
+
+class _ForwardMargin(_Margin):
+    """With forward mode, which torch.compile refuses."""
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Tensor | None, dk: Tensor | None, dt: Tensor | None, *others: Any) -> Tensor:
+        z, temperature, costs = ctx.saved_tensors
+        _, dc, _ = others
+        dx, dk, dt = tangents(z, dx, dk, dt)
+        if dc is not None:
+            dk = dk - (cdfs.value(ctx.cdf, z) * dc).sum(-1, keepdim=True)
+        dz = implicit.push(dx, dk, dt, implicit.margin(z, temperature, costs, ctx.cdf))
+        return torch.where(z.isinf(), 0.0, dz)
+
+
+def tangents(like: Tensor, dx: Tensor | None, dk: Tensor | None, dt: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The tangents in the shapes that `implicit.push` takes; 0 for none."""
+    zero = like.new_zeros(())
+    dk, dt = (zero if t is None else t.to(like.dtype).unsqueeze(-1) for t in (dk, dt))
+    return zero if dx is None else dx, dk, dt
