@@ -14,12 +14,13 @@ from khot._math import threshold
 from khot.kernels import _native
 from khot.relaxations import _threshold
 
+DOUBLE = torch.float64
 needs_native = pytest.mark.skipif(_native.LIBRARY is None, reason=_native.REASON)
 
 
 def through_the_op(x, k, temperature):
     """The same call with tensors, which always asks the dispatcher."""
-    return khot.sigmoid_topk(x, torch.tensor(k).double(), temperature=torch.tensor(temperature).double())
+    return khot.sigmoid_topk(x, torch.tensor(k, dtype=DOUBLE), temperature=torch.tensor(temperature, dtype=DOUBLE))
 
 
 def gradient(fn, x, upstream):
