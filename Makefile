@@ -1,4 +1,4 @@
-# make run | test | lint | doctest | docs | sanitize | wheels | figures | grid | speed | clean
+# make run | test | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | clean
 # One virtual environment, .venv, with khot installed editable; each target installs the extras it needs, once.
 
 PYTHON ?= python3
@@ -8,7 +8,7 @@ BIN := .venv/bin
 NATIVE := src/khot/kernels/native
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test lint docs doctest sanitize wheels figures grid speed clean
+.PHONY: run test lint docs doctest sanitize wheels figures grid speed halving solver-error clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
@@ -45,8 +45,18 @@ sanitize:
 wheels: $(call stamp,test)
 	$(BIN)/python tests/native/check_wheels.py
 
+# Wants a quiet machine.
 speed: $(call stamp,test)
 	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/worst.py
+	$(BIN)/python benchmarks/family.py
+	$(BIN)/python benchmarks/scaling.py
+
+halving: $(call stamp,test)
+	$(BIN)/python benchmarks/successive_halving.py
+
+solver-error: $(call stamp,test)
+	$(BIN)/python benchmarks/solver_error.py
 
 grid: $(call stamp,test)
 	$(BIN)/python benchmarks/grid.py

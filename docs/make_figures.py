@@ -20,6 +20,14 @@ import khot
 OUT = Path(__file__).parent / "img"
 PAPER, INK, FAINT = "#fcfbf8", "#22303c", "#9aa5ae"
 BLUE, ORANGE, GREEN = "#0072b2", "#d55e00", "#009e73"  # Okabe and Ito: told apart by colour-blind readers too
+MEMBERS = {
+    "sigmoid": (khot.sigmoid_topk, BLUE, "-"),
+    "Laplace": (khot.laplace_topk, "#56b4e9", "--"),
+    "normal": (khot.normal_topk, GREEN, "-."),
+    "Cauchy": (khot.cauchy_topk, "#cc79a7", ":"),
+    "Euclidean": (khot.euclidean_topk, ORANGE, "-"),
+    "power, p = 4/3": (khot.power_topk, "#b8860b", "--"),
+}
 SCORES = torch.tensor([0.9, -0.6, 2.2, 0.3, -2.0, 1.3, 1.8, -1.1, -0.1, -2.6], dtype=torch.float64)
 K = 3
 
@@ -131,7 +139,43 @@ def value_gradient() -> Figure:
     axes[0].set(title="value: first entry of $σ_1([t, 0])$", xlabel="t", ylim=(-0.03, 1.03), yticks=(0, 0.5, 1))
     axes[1].set(title="gradient: its derivative in t", xlabel="t", ylim=(-0.01, 0.52))
     axes[0].legend(frameon=False, loc="upper left", fontsize=11)
-    axes[1].text(1.1, 0.42, "$σ_1$ = sigmoid(t / 2T)\nsoftmax = sigmoid(t / T)", fontsize=11, linespacing=1.7)
+    axes[0].text(6, 0.1, "$σ_1$ = sigmoid(t / 2T)\nsoftmax = sigmoid(t / T)", fontsize=11, linespacing=1.7, ha="right")
+    return fig
+
+
+def family() -> Figure:
+    """The value and the derivative of each member at n = 2, k = 1."""
+    t = torch.linspace(-6, 6, 961, dtype=torch.float64, requires_grad=True)
+    x = torch.stack([t, torch.zeros_like(t)], dim=-1)
+    fig, axes = plt.subplots(1, 2, figsize=(10, 4.6), layout="constrained")
+    for name, (fn, color, line) in MEMBERS.items():
+        y = fn(x, 1)[:, 0]
+        (slope,) = torch.autograd.grad(y.sum(), t)
+        axes[0].plot(t.detach(), y.detach(), color=color, linestyle=line, label=name)
+        axes[1].plot(t.detach(), slope, color=color, linestyle=line)
+    axes[0].set(title="value: first entry of f([t, 0], 1), T = 1", xlabel="t", ylim=(-0.03, 1.03), yticks=(0, 0.5, 1))
+    axes[1].set(title="gradient: its derivative in t", xlabel="t", ylim=(-0.01, None))
+    axes[0].legend(frameon=False, loc="upper left", fontsize=11)
+    return fig
+
+
+def family_temperature() -> Figure:
+    """Ten scores from hard to uniform, a panel for each member."""
+    sweep = torch.logspace(-2, 2, 400, dtype=torch.float64)
+    colors = ranked_colors(SCORES)
+    fig, grid = plt.subplots(2, 3, figsize=(10, 6), sharex=True, sharey=True, layout="constrained")
+    for ax, (name, (fn, _, _)) in zip(grid.flat, MEMBERS.items(), strict=True):
+        y = fn(SCORES.expand(400, -1), K, temperature=sweep)
+        for i in SCORES.argsort().tolist():
+            ax.plot(sweep, y[:, i], color=colors[i], linewidth=1.8)
+        ax.axhline(K / len(SCORES), color=FAINT, linewidth=1, linestyle=(0, (2, 3)), zorder=0)
+        ax.set(title=name, xscale="log", xlim=(0.01, 100), ylim=(-0.03, 1.03), yticks=(0, 0.5, 1))
+    grid[1, 0].text(0.011, K / len(SCORES) + 0.02, "k/n", fontsize=10)
+    for ax in grid[1]:
+        ax.set_xticks((0.01, 1, 100), ("0.01", "1", "100"))
+        ax.set_xlabel("temperature T")
+    for ax in grid[:, 0]:
+        ax.set_ylabel("y, one line per score")
     return fig
 
 
@@ -139,8 +183,8 @@ def main() -> None:
     """Draw and write all of them."""
     OUT.mkdir(exist_ok=True)
     with mpl.rc_context(STYLE):
-        for name, draw in (("hero", hero), ("temperature", temperature), ("value-gradient", value_gradient)):
-            fig = draw()
+        for draw in (hero, temperature, value_gradient, family, family_temperature):
+            fig, name = draw(), draw.__name__.replace("_", "-")
             fig.savefig(OUT / f"{name}.svg", metadata={"Date": None})
             plt.close(fig)
 

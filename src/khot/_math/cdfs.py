@@ -33,6 +33,10 @@ class Cdf(NamedTuple):
     """The median, about: where it is better to sum 1 − F than F."""
     smooth: bool = True
     """Whether F′ is continuous."""
+    symmetric: bool = False
+    """Whether F is symmetric about 0, and F and F′ are 0 at −inf; then the solver needs them for z ≤ 0 only."""
+    tail: Elementwise | None = None
+    """F(z) for z ≤ 0, if that is simpler than F."""
     log_tail: Elementwise | None = None
     """log F(z) for z < 0, if F is symmetric with exponential tails: for rows in which F underflows."""
     log_density: Elementwise | None = None
@@ -59,6 +63,7 @@ SIGMOID = Cdf(
     lambda z: torch.sigmoid(-z),
     lambda z: torch.sigmoid(z) * torch.sigmoid(-z),
     torch.logit,
+    symmetric=True,
     log_tail=lambda z: z,
     log_density=lambda z: logsigmoid(z) + logsigmoid(-z),
 )
@@ -67,6 +72,8 @@ LAPLACE = Cdf(
     lambda z: _laplace(-z),
     lambda z: 0.5 * (-z.abs()).exp(),
     _laplace_quantile,
+    symmetric=True,
+    tail=lambda z: 0.5 * z.exp(),
     log_tail=lambda z: z - math.log(2),
 )
 NORMAL = Cdf(
@@ -74,12 +81,14 @@ NORMAL = Cdf(
     lambda z: torch.special.ndtr(-z),
     lambda z: (-0.5 * z.square()).exp() / math.sqrt(2 * math.pi),
     torch.special.ndtri,
+    symmetric=True,
 )
 CAUCHY = Cdf(
     _cauchy,
     lambda z: _cauchy(-z),
     lambda z: 1 / (math.pi * (1 + z.square())),
     lambda p: -1 / torch.tan(math.pi * p),
+    symmetric=True,
 )
 
 

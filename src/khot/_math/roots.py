@@ -76,7 +76,7 @@ def find_root(
     (low, high), (excess_low, excess_high) = bracket, excess
     to_low, to_high = _distance(start, low, temperature), _distance(start, high, temperature)
     inside = Point(start.anchor, start.shift + torch.zeros_like(to_low).clamp(to_low, to_high))
-    point = _nearest(inside, temperature, dtype, bounds)
+    point = nearest(inside, temperature, dtype, bounds)
     last_step = torch.full_like(start.shift, torch.inf)
     halve = torch.ones_like(active)  # how a row's next division goes
     residual = evaluate(point)
@@ -103,12 +103,12 @@ def find_root(
         divided = _divide(low, high, share, temperature, dtype)
         moved = _where(is_safe, Point(point.anchor, point.shift + newton), divided)
         last_step = torch.where(is_safe, newton.abs(), torch.inf)
-        point = _where(done, point, _nearest(moved, temperature, dtype, bounds))
+        point = _where(done, point, nearest(moved, temperature, dtype, bounds))
         residual = evaluate(point)
     return point
 
 
-def _nearest(point: Point, temperature: Tensor, dtype: torch.dtype, bounds: tuple[Tensor, Tensor]) -> Point:
+def nearest(point: Point, temperature: Tensor, dtype: torch.dtype, bounds: tuple[Tensor, Tensor]) -> Point:
     """The same threshold with the anchor nearest to it."""
     threshold = point.anchor + temperature * point.shift
     anchor = threshold.to(dtype).to(torch.float64).clamp(*bounds)

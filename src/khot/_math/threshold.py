@@ -18,7 +18,7 @@ from torch import Tensor
 
 from . import cdfs
 from .cdfs import REGISTRY, SIGMOID, Cdf, bisect
-from .roots import Point, Residual, find_root
+from .roots import Point, Residual, find_root, nearest
 from .sums import row_sum
 
 SAMPLE = 8192  # a row four times as long is first solved on about this many of its scores
@@ -79,11 +79,10 @@ def value(cdf: Cdf, z: Tensor, k: Tensor, costs: Tensor | None) -> Tensor:
     """
     y = cdfs.value(cdf, z)
     with torch.no_grad():
-        v = cdfs.slope(cdf, z)
-        weigh = (lambda t: t) if costs is None else (lambda t: costs * t)
-        missing, total = k.unsqueeze(-1) - row_sum(weigh(y)), row_sum(weigh(v))
+        excess, lower, upper, lower_slope, upper_slope = tail_sums(cdf, z, k.unsqueeze(-1), costs)
+        missing, total = upper - lower - excess, lower_slope + upper_slope
         step = torch.where(total > 0, missing / total, 0.0).to(z.dtype)
-        rounding = (y + v * step).clamp(0, 1) - y
+        rounding = (y + cdfs.slope(cdf, z) * step).clamp(0, 1) - y
     return y + rounding
 
 
@@ -102,6 +101,7 @@ def _quickly(x: Tensor, k: Tensor, temperature: Tensor) -> Tensor | None:
     point = _start(SIGMOID, x, low, high, torch.full_like(k, n), share, tied, temperature, None, True)
     p = torch.empty_like(x)
     for _ in range(QUICK_STEPS):
+        point = nearest(point, temperature, x.dtype, (low, high))
         _margin_at(x, point, temperature, p).sigmoid_()
         total = row_sum(p)
         v = total - torch.linalg.vector_norm(p, dim=-1, keepdim=True).to(k.dtype).square()
@@ -185,6 +185,48 @@ def _margin_at(x: Tensor, point: Point, temperature: Tensor, out: Tensor) -> Ten
     return torch.sub(x, anchor, out=out).div_(scale).sub_(shift)
 
 
+class TailSums(NamedTuple):
+    """Weighted with the costs; all (…, 1) float64."""
+
+    excess: Tensor
+    """N − k, N the scores above the median of F."""
+    lower: Tensor
+    """Σ F below."""
+    upper: Tensor
+    """Σ 1 − F above."""
+    lower_slope: Tensor
+    """Σ F′ below."""
+    upper_slope: Tensor
+    """Σ F′ above."""
+
+
+def tail_sums(cdf: Cdf, z: Tensor, k: Tensor, costs: Tensor | None) -> TailSums:
+    """The sums at margins z (…, n) for k (…, 1)."""
+    slope = cdf.steer or cdf.density
+    if cdf.symmetric:
+        above = (z > 0).to(z.dtype)  # arithmetic on floats is several times as fast as boolean masks
+        below = z.abs().neg_()
+        count, tail, density = above, (cdf.tail or cdf.cdf)(below), slope(below)
+        if costs is not None:
+            count, tail, density = costs * count, costs * tail, costs * density
+        upper, upper_slope = row_sum(tail * above), row_sum(density * above)
+        lower, lower_slope = (row_sum(tail) - upper).clamp(min=0), (row_sum(density) - upper_slope).clamp(min=0)
+        return TailSums(row_sum(count) - k, lower, upper, lower_slope, upper_slope)
+    finite = torch.where(z.isinf(), cdf.center, z)
+    weight = torch.ones_like(z) if costs is None else costs
+    above = torch.where(z > cdf.center, weight, 0.0)
+    inner = torch.where(z.isinf(), 0.0, weight)
+    upper, lower = torch.where(z > cdf.center, inner, 0.0), torch.where(z > cdf.center, 0.0, inner)
+    density = slope(finite)
+    return TailSums(
+        row_sum(above) - k,
+        row_sum(lower * cdf.cdf(finite)),
+        row_sum(upper * cdf.survival(finite)),
+        row_sum(lower * density),
+        row_sum(upper * density),
+    )
+
+
 class Tails:
     """Evaluates ρ at a point; holds the row-sized buffers of one solve."""
 
@@ -198,18 +240,9 @@ class Tails:
         # A Newton step from here errs by its square, unless there is a kink on the way.
         self.tolerance = 0.5 * self.info.eps**0.5 if cdf.smooth else 4 * self.info.eps
 
-    def sums(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """N − k, Σ F below, Σ 1 − F above, and Σ F′ on either side, all weighted with the costs; (…, 1) float64."""
-        finite = torch.where(z.isinf(), self.cdf.center, z)
-        is_above = z > self.cdf.center
-        weight = self.costs if self.costs is not None else torch.ones_like(z)
-        weight_above = torch.where(is_above, weight, 0.0)
-        weight_below = torch.where(z.isinf(), 0.0, weight - weight_above)
-        excess = row_sum(weight_above) - self.k
-        weight_above = torch.where(z.isinf(), 0.0, weight_above)
-        lower, upper = row_sum(weight_below * self.cdf.cdf(finite)), row_sum(weight_above * self.cdf.survival(finite))
-        density = (self.cdf.steer or self.cdf.density)(finite)
-        return excess, lower, upper, row_sum(weight_below * density), row_sum(weight_above * density)
+    def sums(self, z: Tensor) -> TailSums:
+        """What both sides of the equation sum to."""
+        return tail_sums(self.cdf, z, self.k, self.costs)
 
     def __call__(self, point: Point) -> Residual:
         z = _margin_at(self.x, point, self.temperature, self.z)
@@ -250,7 +283,7 @@ class _SigmoidTails(Tails):
         super().__init__(cdf, x, k, temperature, costs, early_stop)
         self.tail, self.above, self.spare = (torch.empty_like(x) for _ in range(3))
 
-    def sums(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def sums(self, z: Tensor) -> TailSums:
         torch.gt(z, 0, out=self.above)  # 0. or 1.: arithmetic on floats is several times as fast as boolean masks
         torch.abs(z, out=self.tail).neg_().sigmoid_()  # min(p, 1 − p)
         if self.costs is not None:
@@ -258,13 +291,13 @@ class _SigmoidTails(Tails):
         excess = row_sum(self.above) - self.k
         torch.mul(self.tail, self.above, out=self.spare)
         upper = row_sum(self.spare)
-        lower = row_sum(self.tail) - upper
+        lower = (row_sum(self.tail) - upper).clamp(min=0)
         # Σ tail(1 − tail) on either side, which lies between half the tail's sum and the whole.
         upper_squares = row_sum(self.spare.mul_(self.tail))
         squares = torch.linalg.vector_norm(self.tail, dim=-1, keepdim=True).to(torch.float64).square()
         upper_slope = (upper - upper_squares).clamp(upper / 2, upper)
         lower_slope = (lower - (squares - upper_squares)).clamp(lower / 2, lower)
-        return excess, lower, upper, lower_slope, upper_slope
+        return TailSums(excess, lower, upper, lower_slope, upper_slope)
 
     def probabilities(self) -> Tensor:
         """σ(z) one Newton step on from the last evaluation, which also takes out what all z round alike."""

@@ -36,14 +36,19 @@ template <> struct Table<double> {
   }
 };
 
-constexpr int64_t kSplit = 65536;  // from this length on, one row is worth splitting
+constexpr int64_t kSplit = 65536;     // from this length on, one row is worth splitting
+constexpr int64_t kParallel = 16384;  // from so many scores on, several threads are worth waking
 
-// Calls body(row, threads_for_it) for each row: rows side by side if there are enough, else one after another, each split.
+// Calls body(row, threads_for_it) for each row: rows side by side if there are enough, else one after another, each split. A
+// region inside another, even one of a single thread, would have to start threads of its own.
 template <class Body> void for_rows(int64_t rows, int64_t n, int threads, Body body) {
   const bool split = rows < threads && n >= kSplit;
-  const bool side_by_side = !split && threads > 1 && rows > 1 && rows * n >= 16384;
-#pragma omp parallel for schedule(dynamic, 1 + rows / (64 * (int64_t)threads)) num_threads(threads) if (side_by_side)
-  for (int64_t r = 0; r < rows; ++r) body(r, split ? threads : 1);
+  if (split || threads == 1 || rows * n < kParallel) {
+    for (int64_t r = 0; r < rows; ++r) body(r, split ? threads : 1);
+    return;
+  }
+#pragma omp parallel for schedule(dynamic, 1 + rows / (64 * (int64_t)threads)) num_threads(threads)
+  for (int64_t r = 0; r < rows; ++r) body(r, 1);
 }
 
 template <class T>

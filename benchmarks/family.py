@@ -1,0 +1,55 @@
+"""What each member of the family costs, in units of `torch.sigmoid` at the same shape; the table of the docs.
+
+One thread, process CPU time, medians of one interleaved run a shape.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import khot
+from khot.bench import Report, Rival, Settings, environment, markdown_table, measure, write
+from khot.bench.rivals import RIVALS
+
+ROOT = Path(__file__).parents[1]
+CASES = (((1, 1_000_000), 100_000), ((64, 1024), 102), ((4096, 64), 6))
+MEMBERS = ("sigmoid_topk", "laplace_topk", "normal_topk", "cauchy_topk", "euclidean_topk", "power_topk")
+BASE = "torch.sigmoid"
+
+
+def table(reports: list[Report]) -> str:
+    """Members × shapes, forward / forward and backward."""
+
+    def cell(report: Report, name: str) -> str:
+        results = {result.name: result for result in report.results}
+        mine, base = results[name], results[BASE]
+        pairs = ((mine.forward, base.forward), (mine.both, base.both))
+        return " / ".join(f"{a.median / b.median:.2g}" for a, b in pairs if a and b)
+
+    heading = ["", *("×".join(map(str, r.settings.shape)) + f", k = {r.settings.k}" for r in reports)]
+    lines = [[f"`{name}`", *(cell(report, name) for report in reports)] for name in (*MEMBERS, "lapsum")]
+    return (
+        "<!-- Written by benchmarks/family.py; do not edit. -->\n\n"
+        + markdown_table(heading, lines)
+        + "\n\nTimes of `torch.sigmoid`'s, forward / forward and backward, float32, T = 1, one thread; "
+        + f"{environment()['cpu']}. `lapsum` is our re-implementation of LapSum's sort-based closed form, the same function as "
+        + "`laplace_topk`.\n"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--budget", type=float, default=2.0, metavar="S", help="seconds per member and shape (2)")
+    page = ROOT / "docs" / "tables" / "family-speed.md"
+    parser.add_argument("--out", type=Path, default=page, metavar="FILE", help="default: docs/tables/family-speed.md")
+    args = parser.parse_args()
+    contenders = {name: Rival(fn=getattr(khot, name), what=name, kind="khot") for name in MEMBERS}
+    contenders |= {name: RIVALS[name] for name in ("lapsum", BASE)}
+    write(args.out, table([measure(contenders, Settings(shape=s, k=k, budget=args.budget)) for s, k in CASES]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
