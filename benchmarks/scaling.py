@@ -83,13 +83,13 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     axes = figure.subplots()
     for index, name in enumerate(name for name in CONTENDERS if any(row["name"] == name for row in rows)):
         points = [(int(row["shape"].split("x")[1]), row["forward_ms"]) for row in rows if row["name"] == name]
-        points = [(n, ms) for n, ms in points if ms is not None]
+        points = [(n, float(ms)) for n, ms in points if ms not in ("", None)]
         if not points:
             continue
         is_ours, is_yardstick = name == BASELINE, CONTENDERS[name].kind == "reference"
         axes.plot(
             *zip(*points, strict=True),
-            label=f"khot {name}" if is_ours else name,
+            label=f"khot {name}" if CONTENDERS[name].kind == "khot" else name,
             color=OURS if is_ours else COLOURS[index % len(COLOURS)],
             marker="" if is_ours else MARKERS[index % len(MARKERS)],
             markersize=4,

@@ -83,7 +83,9 @@ README_CASES = (CASES[0], CASES[2], CASES[3], CASES[4], CASES[7])
 
 def by_threads(rows: list[Record]) -> dict[int, list[Record]]:
     """The records by number of threads."""
-    return {count: [r for r in rows if int(r["threads"]) == count] for count in sorted({int(r["threads"]) for r in rows})}
+    return {
+        count: [r for r in rows if int(r["threads"]) == count] for count in sorted({int(r["threads"]) for r in rows})
+    }
 
 
 def table(rows: list[Record], cell: Callable[[Record], str], names: dict[str, str], cases: tuple[Case, ...]) -> str:
@@ -176,11 +178,12 @@ def run(
     reports: list[Report] = []
     for count in counts:
         for case in cases:
+            where = f"{case}, {threads(count)}"
             settings = Settings(shape=(case.rows, case.n), k=case.k, threads=count, budget=budget)
             report = measure(
                 CONTENDERS,
                 settings,
-                lambda label, done, total, at=f"{case}, {threads(count)}": say(f"{at}: {label}", done, total),
+                lambda label, done, total, at=where: say(f"{at}: {label}", done, total),
             )
             reports.append(report)
             if report.interrupted:

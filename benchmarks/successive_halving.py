@@ -129,7 +129,16 @@ def measure(n: int, k: int, method: Method, error: float, seconds: float) -> Row
         reached = float(values.std() / math.sqrt(len(values))) if len(values) > 1 else math.inf
         is_enough = len(values) >= 8 and reached <= error
         if is_enough or (time.perf_counter() - start > seconds and len(values) > 1):
-            return Row(n, k, method.name, method.parameter, float(values.mean()), reached, len(values), 1e3 * spent / len(values))
+            return Row(
+                n,
+                k,
+                method.name,
+                method.parameter,
+                float(values.mean()),
+                reached,
+                len(values),
+                1e3 * spent / len(values),
+            )
 
 
 def run(ns: tuple[int, ...], ks: tuple[int, ...], error: float, seconds: float) -> Iterator[Row]:
@@ -186,18 +195,28 @@ def tables(rows: list[Row]) -> str:
     where = "The ladder is above Successive Halving with the released boost in every cell"
     if lost:
         where = f"The ladder is above Successive Halving with the released boost in all cells but {', '.join(lost)}"
-    heading = ["n, k", "published", "halving (20)", "halving, linear, best C", "iterative, α = 1", "iterative, best α", "ladder, best T"]
-    return "\n\n".join(
-        [
-            "<!-- Written by benchmarks/successive_halving.py; do not edit. -->",
-            "Normalised Chamfer cosine similarity; bold is the best of a row. The standard error of the second column is "
-            "given, that of the others is at most twice as large.",
-            markdown_table(heading, (quality(n, k) for n, k in cells)),
-            where + ".",
-            "Milliseconds per item, forward, wall time, at those settings:",
-            markdown_table(["n, k", *swept], (times(n, k) for n, k in cells)),
-        ]
-    ) + "\n"
+    heading = [
+        "n, k",
+        "published",
+        "halving (20)",
+        "halving, linear, best C",
+        "iterative, α = 1",
+        "iterative, best α",
+        "ladder, best T",
+    ]
+    return (
+        "\n\n".join(
+            [
+                "<!-- Written by benchmarks/successive_halving.py; do not edit. -->",
+                "Normalised Chamfer cosine similarity; bold is the best of a row.",
+                markdown_table(heading, (quality(n, k) for n, k in cells)),
+                where + ".",
+                "Milliseconds per item, forward, wall time, at those settings:",
+                markdown_table(["n, k", *swept], (times(n, k) for n, k in cells)),
+            ]
+        )
+        + "\n"
+    )
 
 
 STYLE = {
@@ -221,11 +240,13 @@ def draw(rows: list[Row], value: str, ylabel: str, log: bool) -> str:
             axes.plot([r.n for r in points], [getattr(r, value) for r in points], form, color=colour, label=name, ms=4)
         if value == "nccs":
             plain = [r for r in rows if (r.k, r.method, r.parameter) == (k, "iterative", 1.0)]
-            axes.plot([r.n for r in plain], [r.nccs for r in plain], "^:", color="#009E73", label="iterative, α = 1", ms=4)
+            axes.plot(
+                [r.n for r in plain], [r.nccs for r in plain], "^:", color="#009E73", label="iterative, α = 1", ms=4
+            )
             paper = [(n, v) for (n, at), v in PUBLISHED.items() if at == k]
             axes.plot(*zip(*paper, strict=True), "x", color="black", label="published", ms=5, zorder=3)
         axes.set(xscale="log", title=f"k = {k}", xlabel="n")
-        axes.set_xticks([n for n in NS], [str(n) for n in NS], minor=False)
+        axes.set_xticks(NS, map(str, NS))
         axes.minorticks_off()
         if log:
             axes.set_yscale("log")
@@ -245,7 +266,12 @@ def main() -> int:
     parser.add_argument("--error", type=float, default=0.002, help="standard error to reach (0.002)")
     parser.add_argument("--seconds", type=float, default=4.0, help="longest time for a setting of a cell (4)")
     parser.add_argument("--quick", action="store_true", help="n ≤ 1024 and k ≤ 32, coarser: some 20 seconds")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default: benchmarks/results, docs/tables and docs/img; out/ with --quick")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="default: benchmarks/results, docs/tables and docs/img; out/ with --quick",
+    )
     args = parser.parse_args()
     ns, ks = (NS[:4], KS[:3]) if args.quick else (NS, KS)
     error, seconds = (0.01, 0.3) if args.quick else (args.error, args.seconds)

@@ -74,6 +74,10 @@ def test_halving_cells():
     text = halving.tables(rows)
     assert "| 16, 2 | 0.968 |" in text
     assert "<svg" in halving.draw(rows, "nccs", "quality", log=False)
-    hard = halving.Method("ladder", 0.0, lambda e, v, k: e.gather(1, v.topk(k).indices[..., None].expand(-1, -1, 32)), True)
+
+    def choose(e, v, k):
+        return e.gather(1, v.topk(k).indices[..., None].expand(-1, -1, halving.DEPTH))
+
+    hard = halving.Method("hard", 0.0, choose, True)
     assert halving.measure(16, 2, hard, error=0.01, seconds=1).nccs == pytest.approx(1, abs=1e-6)
     assert math.isfinite(row.ms_per_item)

@@ -290,7 +290,10 @@ def test_given_and_found_parts_agree():
 
 
 def test_a_wrong_density_is_found():
-    wrong = khot.relaxation(torch.sigmoid, symmetric=True, density=lambda z: 2 * torch.sigmoid(z) * torch.sigmoid(-z) ** 2)
+    def density(z):
+        return 2 * torch.sigmoid(z) * torch.sigmoid(-z) ** 2
+
+    wrong = khot.relaxation(torch.sigmoid, symmetric=True, density=density)
     with pytest.raises(AssertionError, match="first derivatives"):
         check_relaxation(wrong)
 

@@ -27,8 +27,7 @@ def chamfer_cosine(selected: Tensor, target: Tensor) -> Tensor:
     _check.vectors("selected", selected)
     _check.vectors("target", target)
     if selected.shape[-1] != target.shape[-1]:
-        raise ValueError(
-            f"`selected` and `target` must have vectors of the same length; got {selected.shape[-1]} and {target.shape[-1]}."
-        )
+        got = f"{selected.shape[-1]} and {target.shape[-1]}"
+        raise ValueError(f"`selected` and `target` must have vectors of the same length; got {got}.")
     unit = [torch.nn.functional.normalize(t, dim=-1) for t in (selected, target)]
     return (unit[0] @ unit[1].mT).amax(-2).mean(-1)

@@ -58,10 +58,15 @@ def _cauchy(z: Tensor) -> Tensor:
     return torch.atan2(torch.ones_like(z), -z) / math.pi  # not ½ + atan(z)/π, which cancels
 
 
+def _sigmoid_density(z: Tensor) -> Tensor:
+    tail = torch.sigmoid(-z.abs())
+    return tail * (1 - tail)
+
+
 SIGMOID = Cdf(
     torch.sigmoid,
     lambda z: torch.sigmoid(-z),
-    lambda z: torch.sigmoid(z) * torch.sigmoid(-z),
+    _sigmoid_density,
     torch.logit,
     symmetric=True,
     log_tail=lambda z: z,
@@ -144,7 +149,7 @@ def difference(cdf: Elementwise) -> Elementwise:
     """F′ by a central difference, to some 1e-5."""
 
     def slope(z: Tensor) -> Tensor:
-        h = torch.finfo(z.dtype).eps ** (1 / 3) * z.abs().clamp(min=1)
+        h = z.abs().clamp(min=1) * math.cbrt(torch.finfo(z.dtype).eps)
         return (cdf(z + h) - cdf(z - h)) / (2 * h)
 
     return slope
@@ -159,4 +164,5 @@ def value(cdf: Cdf, z: Tensor) -> Tensor:
 def slope(cdf: Cdf, z: Tensor) -> Tensor:
     """F′(z), where z may be infinite: then 0."""
     infinite = z.isinf()
-    return torch.where(infinite, 0.0, cdf.density(torch.where(infinite, cdf.center, z)))
+    density = cdf.density(torch.where(infinite, cdf.center, z))
+    return torch.where(infinite, 0.0, density)

@@ -5,8 +5,8 @@
     Σ_{below} c·F(z) + (N − k)⁺  =  Σ_{above} c·(1 − F(z)) + (N − k)⁻
 
 Neither side subtracts, so saturated rows keep all their digits; and ρ = log(left) − log(right) is nearly linear in τ
-even where Σ c·F(z) − k is flat, so that Newton's method crosses a plateau, where every y is 0 or 1 to machine precision,
-in one step.
+even where Σ c·F(z) − k is flat, so that Newton's method crosses a plateau, where every y is 0 or 1 to machine
+precision, in one step.
 """
 
 from __future__ import annotations
@@ -44,11 +44,8 @@ def sigmoid_topk(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None,
         p = _quickly(x, k.unsqueeze(-1), temperature.unsqueeze(-1))
         if p is not None:
             return p
-    root = solve(SIGMOID, x, k, temperature, mask, None, early_stop=early_stop)
-    p = root.tails.probabilities()
-    if not early_stop or not bool(root.regular.all()):
-        p = torch.where(root.regular, p, _margins(root, temperature).sigmoid_())
-    return p
+    z = _margins(solve(SIGMOID, x, k, temperature, mask, None, early_stop=early_stop), temperature)
+    return value(SIGMOID, z, k, None)
 
 
 def margin(
@@ -122,10 +119,6 @@ class Root(NamedTuple):
     """(…, n) the scores solved for: −inf where masked; if more than k were +inf, those are 0 and the rest −inf."""
     point: Point
     """The threshold; its shift is +inf where none is left to choose, −inf where all are chosen, NaN where none fits."""
-    regular: Tensor
-    """(…, 1) bool, the rows with a finite threshold."""
-    tails: Tails
-    """The evaluation at the threshold."""
 
 
 def solve(
@@ -151,7 +144,7 @@ def solve(
 
     share = torch.where(regular, rest / free, 0.5)
     tied = _quantile(cdf, share)  # z if all scores were equal
-    tails = (_SigmoidTails if cdf is SIGMOID else Tails)(cdf, x, k, temperature, costs, early_stop)
+    tails = Tails(cdf, x, k, temperature, costs, early_stop)
     point = find_root(
         tails,
         start=_start(cdf, x, low, high, free, share, tied, temperature, costs, early_stop),
@@ -169,7 +162,7 @@ def solve(
         regular = regular & tails.is_solved
     limit = torch.where(rest == 0, torch.inf, torch.where(rest == free, -torch.inf, torch.nan))
     limit = torch.where((temperature > 0) & ~free.isnan(), limit, torch.nan)
-    return Root(x, Point(point.anchor, torch.where(regular, point.shift + tails.last_step, limit)), regular, tails)
+    return Root(x, Point(point.anchor, torch.where(regular, point.shift + tails.last_step, limit)))
 
 
 def _margins(root: Root, temperature: Tensor) -> Tensor:
@@ -240,13 +233,9 @@ class Tails:
         # A Newton step from here errs by its square, unless there is a kink on the way.
         self.tolerance = 0.5 * self.info.eps**0.5 if cdf.smooth else 4 * self.info.eps
 
-    def sums(self, z: Tensor) -> TailSums:
-        """What both sides of the equation sum to."""
-        return tail_sums(self.cdf, z, self.k, self.costs)
-
     def __call__(self, point: Point) -> Residual:
         z = _margin_at(self.x, point, self.temperature, self.z)
-        excess, lower, upper, lower_slope, upper_slope = self.sums(z)
+        excess, lower, upper, lower_slope, upper_slope = tail_sums(self.cdf, z, self.k, self.costs)
         over, under = excess.clamp(min=0), (-excess).clamp(min=0)
         left, right = lower + over, upper + under
         log_left, log_right = left.log(), right.log()
@@ -272,38 +261,6 @@ class Tails:
         near = ratio.abs() <= 2 * self.tolerance + noise
         self.is_solved = near | ((left - right).abs() <= 4 * self.info.eps * self.k.clamp(min=1))
         return Residual(ratio, slope, left - right, noise)
-
-
-class _SigmoidTails(Tails):
-    """The same for σ, with fewer passes: of the tail and its square only, in place."""
-
-    def __init__(
-        self, cdf: Cdf, x: Tensor, k: Tensor, temperature: Tensor, costs: Tensor | None, early_stop: bool
-    ) -> None:
-        super().__init__(cdf, x, k, temperature, costs, early_stop)
-        self.tail, self.above, self.spare = (torch.empty_like(x) for _ in range(3))
-
-    def sums(self, z: Tensor) -> TailSums:
-        torch.gt(z, 0, out=self.above)  # 0. or 1.: arithmetic on floats is several times as fast as boolean masks
-        torch.abs(z, out=self.tail).neg_().sigmoid_()  # min(p, 1 − p)
-        if self.costs is not None:
-            return super().sums(z)
-        excess = row_sum(self.above) - self.k
-        torch.mul(self.tail, self.above, out=self.spare)
-        upper = row_sum(self.spare)
-        lower = (row_sum(self.tail) - upper).clamp(min=0)
-        # Σ tail(1 − tail) on either side, which lies between half the tail's sum and the whole.
-        upper_squares = row_sum(self.spare.mul_(self.tail))
-        squares = torch.linalg.vector_norm(self.tail, dim=-1, keepdim=True).to(torch.float64).square()
-        upper_slope = (upper - upper_squares).clamp(upper / 2, upper)
-        lower_slope = (lower - (squares - upper_squares)).clamp(lower / 2, lower)
-        return TailSums(excess, lower, upper, lower_slope, upper_slope)
-
-    def probabilities(self) -> Tensor:
-        """σ(z) one Newton step on from the last evaluation, which also takes out what all z round alike."""
-        p = (self.above - self.tail).abs_()
-        v = torch.addcmul(self.tail, self.tail, self.tail, value=-1, out=self.spare)
-        return p.sub_(v.mul_(self.last_step.to(p.dtype)))
 
 
 def _survey(

@@ -33,7 +33,6 @@ from .rivals import RIVALS as RIVALS
 from .rivals import Rival as Rival
 
 
-
 def eager(x: Tensor, k: float) -> Tensor:
     """σ_k where no native library was built, forward only."""
     one = torch.ones(x.shape[:-1], dtype=torch.float64, device=x.device)
@@ -47,7 +46,9 @@ def steps(n: int, k: float) -> float:
 
 OURS: dict[str, Rival] = {
     BASELINE: Rival(fn=sigmoid_topk, what="khot's σ_k", kind="khot", inner_k=False),
-    "eager": Rival(fn=eager, what="khot's σ_k without the native library", kind="khot", inner_k=False, python_steps=steps),
+    "eager": Rival(
+        fn=eager, what="khot's σ_k without the native library", kind="khot", inner_k=False, python_steps=steps
+    ),
     "hard_topk": Rival(fn=hard_topk, what="khot's hard k-hot, no gradient", kind="khot", integer_k=True, inner_k=False),
 }
 CONTENDERS: dict[str, Rival] = {**OURS, **RIVALS}

@@ -93,25 +93,38 @@ def sigmoid_topk(
     x: Tensor, k: float | Tensor, temperature: float | Tensor, mask: Tensor | None, path: int = WIDE
 ) -> Tensor:
     """As `_math.threshold.sigmoid_topk`; `k` and `temperature` may also be numbers."""
-    x, n = x.contiguous(), x.shape[-1]
+    x = x.contiguous()
     p = torch.empty_like(x)
-    if p.numel() == 0:
-        return p
+    if p.numel():
+        _solve("khot_sigmoid_topk_", x, k, temperature, mask, path, p)
+    return p
+
+
+def _solve(
+    name: str,
+    x: Tensor,
+    k: float | Tensor,
+    temperature: float | Tensor,
+    mask: Tensor | None,
+    path: int,
+    *results: Tensor,
+) -> None:
+    """Call one of the two functions that take rows, and have the results written."""
+    n = x.shape[-1]
     k, *k_place = _column(k)
     temperature, *temperature_place = _column(temperature)
     mask, *mask_place = _mask(mask, n)
-    _FUNCTIONS["khot_sigmoid_topk_", x.dtype](  # type: ignore[misc]
+    _FUNCTIONS[name, x.dtype](  # type: ignore[misc]
         x.data_ptr(),
-        p.numel() // n,
+        x.numel() // n,
         n,
         *k_place,
         *temperature_place,
         *mask_place,
         torch.get_num_threads(),
         path,
-        p.data_ptr(),
+        *(result.data_ptr() for result in results),
     )
-    return p
 
 
 def margin(
@@ -131,22 +144,8 @@ def margin(
         return threshold.margin(x, k, temperature, mask, costs, cdf, early_stop=True)
     x, n = x.contiguous(), x.shape[-1]
     z = torch.empty_like(x)
-    k_kept, *k_place = _column(k)
-    temperature_kept, *temperature_place = _column(temperature)
-    mask_kept, *mask_place = _mask(mask, n)
     is_left = torch.empty(z.numel() // n, dtype=torch.bool)
-    _FUNCTIONS["khot_sigmoid_margin_", x.dtype](  # type: ignore[misc]
-        x.data_ptr(),
-        z.numel() // n,
-        n,
-        *k_place,
-        *temperature_place,
-        *mask_place,
-        torch.get_num_threads(),
-        path,
-        z.data_ptr(),
-        is_left.data_ptr(),
-    )
+    _solve("khot_sigmoid_margin_", x, k, temperature, mask, path, z, is_left)
     if bool(is_left.any()):
         rows = [t.reshape(len(is_left), -1)[is_left] for t in (x, k, temperature)]
         allowed = None if mask is None else mask.reshape(-1, n)[is_left]

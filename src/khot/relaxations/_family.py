@@ -12,9 +12,7 @@ from .. import _check
 from .._math import cdfs
 from ._implicit import check_call, relax
 
-LAPLACE, NORMAL, CAUCHY, EUCLIDEAN = map(
-    cdfs.register, (cdfs.LAPLACE, cdfs.NORMAL, cdfs.CAUCHY, cdfs.EUCLIDEAN)
-)
+LAPLACE, NORMAL, CAUCHY, EUCLIDEAN = map(cdfs.register, (cdfs.LAPLACE, cdfs.NORMAL, cdfs.CAUCHY, cdfs.EUCLIDEAN))
 
 
 def laplace_topk(
@@ -136,7 +134,7 @@ def euclidean_topk(
     return relax(EUCLIDEAN, x, k, dim, temperature, mask, costs)
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch's
 def _power(p: float) -> int:
     return cdfs.register(cdfs.power(p))
 

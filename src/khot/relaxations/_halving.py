@@ -31,7 +31,7 @@ def successive_halving_topk(
     boost: Boost | None = None,
     with_weights: bool = True,
 ) -> Selection:
-    """Successive Halving: sort, pair the i-th best with the i-th worst, replace pairs by weighted means, until k are left.
+    """Successive Halving: pair the i-th best with the i-th worst, replace pairs by weighted means, until k are left.
 
     A pair's weights are `σ(boost(a, b))` and the rest; the order is not differentiated.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import _check, _shape
+from .. import _check
 from ._implicit import check_call
 from ._threshold import sigmoid_topk
 

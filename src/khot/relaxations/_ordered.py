@@ -23,8 +23,8 @@ def ordered_topk(
 ) -> Tensor:
     """Soft slots: row j is a distribution over the entries that is peaked at the j-th greatest score.
 
-    The ladder `P_j = f(x, j) − f(x, j − 1)`, j = 1 … k, of a relaxation f. For σ_k it needs a temperature well below the
-    spacing of the scores.
+    The ladder `P_j = f(x, j) − f(x, j − 1)`, j = 1 … k, of a relaxation f. For σ_k it needs a temperature well below
+    the spacing of the scores.
 
     Args:
         x: scores, (…, n) with n at `dim`.
@@ -33,8 +33,8 @@ def ordered_topk(
         dim, temperature, mask: as for `sigmoid_topk`.
 
     Returns:
-        (…, k, n), whatever `dim` was: nonnegative, rows sum to 1, columns to `f(x, k)`; for T → 0 row j is one-hot at the
-        j-th greatest score. One solve of k rows for each row of `x`.
+        (…, k, n), whatever `dim` was: nonnegative, rows sum to 1, columns to `f(x, k)`; for T → 0 row j is one-hot at
+        the j-th greatest score. One solve of k rows for each row of `x`.
 
     Examples:
         >>> ordered_topk(torch.tensor([0.0, 2.0, 1.0]), 2, temperature=0.1)

@@ -193,9 +193,7 @@ def _times(weight: Tensor, log: Tensor) -> Tensor:
     return weight * torch.where(weight == 0, 0.0, log)
 
 
-def _margins(
-    x: Tensor, k: float | Tensor, dim: int, temperature: float | Tensor, mask: Tensor | None
-) -> Margins:
+def _margins(x: Tensor, k: float | Tensor, dim: int, temperature: float | Tensor, mask: Tensor | None) -> Margins:
     return margins(SIGMOID, x, k, dim, temperature, mask, None, torch.float64)
 
 
@@ -258,5 +256,5 @@ def _is_direct(x: Tensor, dim: int) -> bool:
 def _direct(x: Tensor, k: float, temperature: float) -> Tensor:
     if not (x.requires_grad and torch.is_grad_enabled()):
         return kernels.sigmoid_topk(x, k, temperature, None)
-    result: Tensor = super(torch.autograd.Function, _Direct).apply(x, k, temperature)  # type: ignore[misc]
+    result: Tensor = super(torch.autograd.Function, _Direct).apply(x, k, temperature)
     return result

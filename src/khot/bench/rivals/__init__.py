@@ -24,6 +24,7 @@ from ._subset import simple as simple
 # Each limit keeps a call below about 4 GB in float32 and a few seconds; autograd keeps what grows with rows·n·k.
 _PASSES = Limit("rows·n·k", 2e8, "k passes, all kept for the backward")
 _TABLE = Limit("rows·n·k", 2e7, "the dynamic programme's table, several times, kept for the backward")
+_SWEEPS = Limit("rows·n", 4e6, "200 sweeps take tens of seconds")
 _STEPS = Limit("n", 20_000, "n steps of Python")
 _TEN_ROWS = Limit("rows·n", 1e8, "ten copies of the scores at once")
 
@@ -32,7 +33,12 @@ RIVALS: dict[str, Rival] = {
     "bisection": Rival(fn=bisection, what="σ_k by 64 halvings", python_steps=lambda n, k: 64),
     "lml": Rival(fn=lml, what="σ_k by tenfold bracketing to 1e-4 (LML)", integer_k=True, limits=(_TEN_ROWS,)),
     "lapsum": Rival(fn=lapsum, what="Laplace cdf in closed form after a sort (LapSum)"),
-    "soft": Rival(fn=soft, what="entropic transport, 200 Sinkhorn sweeps (SOFT)", python_steps=lambda n, k: ITERATIONS),
+    "soft": Rival(
+        fn=soft,
+        what="entropic transport, 200 Sinkhorn sweeps (SOFT)",
+        limits=(_SWEEPS,),
+        python_steps=lambda n, k: ITERATIONS,
+    ),
     "goyal": Rival(
         fn=goyal,
         what="k softmaxes around the k greatest",
