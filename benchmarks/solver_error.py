@@ -100,7 +100,7 @@ def stopped(name: str, x: Tensor, g: Tensor, temperature: float) -> list[str]:
     for steps in range(threshold.MAX_STEPS):
         # The eager solver, whichever kernel the library prefers, and its margins: no row is called unsolved on the way.
         with patch.object(threshold, "MAX_STEPS", steps), patch.object(threshold, "UNSOLVED_IS_NAN", False):
-            p = threshold.margin(x, k, t, None, None, 0, early_stop=True).sigmoid()
+            p = threshold.margin(x, k, t, None, None, 0, 0.0, early_stop=True).sigmoid()
         errors = compare(with_gradient(p, g, temperature), exact)
         is_exact = max(errors) < ROUNDING
         if steps <= MOST_STEPS or is_exact:

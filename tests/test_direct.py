@@ -118,7 +118,7 @@ def test_the_solver_of_other_devices_reads_nothing_on_the_host():
     x, k, one = torch.randn(3, 40), torch.full((3,), 5.0).double(), torch.ones(3).double()
     with NoReads():
         fixed = threshold.sigmoid_topk(x, k, one, None, early_stop=False)
-        threshold.margin(x, k, one, torch.ones(3, 40, dtype=torch.bool), None, 0, early_stop=False)
+        threshold.margin(x, k, one, torch.ones(3, 40, dtype=torch.bool), None, 0, 0.0, early_stop=False)
         with pytest.raises(AssertionError, match="reads on the host"):
             threshold.sigmoid_topk(x, k, one, None, early_stop=True)
     torch.testing.assert_close(fixed, khot.sigmoid_topk(x, 5), rtol=0, atol=1e-6)

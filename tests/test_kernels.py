@@ -52,8 +52,8 @@ def test_margins_on_the_grid(name, path):
         x = scores(name, n, torch.float64)
         k, temperature = (t.flatten() for t in torch.meshgrid(*rows(counts(n), TEMPERATURES), indexing="ij"))
         arguments = x.expand(len(k), n), k, temperature, None
-        got = _native.margin(*arguments, None, 0, PATHS[path])
-        expected = threshold.margin(*arguments, None, 0, early_stop=True)
+        got = _native.margin(*arguments, None, 0, 0.0, PATHS[path])
+        expected = threshold.margin(*arguments, None, 0, 0.0, early_stop=True)
         # Σσ(z) − k is known to some roundings of k, so z is to so many of k/Σv.
         torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-11)
 
@@ -97,8 +97,8 @@ def test_values_and_gradients(batch, n, double, layout, masking, special, path, 
     expected = eager(x, k, temperature, mask)
     torch.testing.assert_close(got, expected, rtol=0, atol=ATOL[dtype], equal_nan=True)
 
-    margins = _native.margin(x.double(), k, temperature, mask, None, 0, PATHS[path])
-    expected = threshold.margin(x.double(), k, temperature, mask, None, 0, early_stop=True)
+    margins = _native.margin(x.double(), k, temperature, mask, None, 0, 0.0, PATHS[path])
+    expected = threshold.margin(x.double(), k, temperature, mask, None, 0, 0.0, early_stop=True)
     torch.testing.assert_close(margins, expected, rtol=1e-11, atol=1e-11, equal_nan=True)
 
     g = torch.randn(*batch, n, generator=generator, dtype=torch.float64).to(dtype)

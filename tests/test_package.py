@@ -9,7 +9,12 @@ import torch
 import khot
 
 PUBLIC = {
-    "khot": {"hard_topk", "khot_cross_entropy", "log_sigmoid_topk", "sigmoid_topk", "straight_through", "threshold"},
+    "khot": {
+        *("sigmoid_topk", "laplace_topk", "normal_topk", "cauchy_topk", "euclidean_topk", "power_topk", "relaxation"),
+        *("log_sigmoid_topk", "threshold", "hard_topk", "straight_through", "ordered_topk", "soft_topk"),
+        *("successive_halving_topk", "iterative_topk"),
+        *("khot_cross_entropy", "precision_at_k_loss", "recall_at_k_loss"),
+    },
     "khot.nn": {"SigmoidTopK"},
     "khot.constraints": {"capped_simplex", "k_hot"},
     "khot.testing": {"check_relaxation"},
@@ -19,7 +24,7 @@ PUBLIC = {
 def test_public_names():
     public = {name for name, v in vars(khot).items() if not name.startswith("_") and not isinstance(v, ModuleType)}
     assert public == PUBLIC["khot"] == set(khot.__all__)
-    for room in ("constraints", "kernels", "nn", "testing"):
+    for room in ("boosts", "constraints", "kernels", "metrics", "nn", "testing"):
         assert isinstance(getattr(khot, room), ModuleType)
     for room in ("nn", "testing"):
         module = getattr(khot, room)

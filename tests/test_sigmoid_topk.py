@@ -241,7 +241,7 @@ def test_opcheck(name, masked, transposed):
     k, temperature = torch.full((3,), 2.0, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
     arguments = {
         "sigmoid_topk": (x, k, temperature, mask),
-        "margin": (x, k, temperature, mask, x + 1, 1),
+        "margin": (x, k, temperature, mask, x + 1, 1, 0.0),
         "hard_topk": (x, k, mask),
         "sigmoid_topk_pull": (x, x, temperature),
     }
@@ -253,7 +253,7 @@ def test_eager_kernels_give_contiguous_results(early_stop):
     """The fake kernels say so, and inductor trusts them."""
     x, k, temperature = torch.randn(7, 3).T, torch.full((3,), 2.0).double(), torch.ones(3).double()
     assert threshold.sigmoid_topk(x, k, temperature, None, early_stop=early_stop).is_contiguous()
-    assert threshold.margin(x, k, temperature, None, None, 0, early_stop=early_stop).is_contiguous()
+    assert threshold.margin(x, k, temperature, None, None, 0, 0.0, early_stop=early_stop).is_contiguous()
 
 
 @pytest.mark.parametrize("fn", [khot.sigmoid_topk, khot.log_sigmoid_topk, khot.threshold, khot.hard_topk])

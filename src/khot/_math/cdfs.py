@@ -121,7 +121,13 @@ def power(p: float) -> Cdf:
 EUCLIDEAN = power(2.0)
 
 REGISTRY: list[Cdf] = [SIGMOID, LAPLACE, NORMAL, CAUCHY, EUCLIDEAN]
-"""An op names a cdf by its place here."""
+"""An op names a cdf by its place here, or by `POWER` and its p."""
+POWER = -1
+
+
+def find(place: int, p: float) -> Cdf:
+    """The cdf that is so named."""
+    return power(p) if place == POWER else REGISTRY[place]
 
 
 def register(cdf: Cdf) -> int:

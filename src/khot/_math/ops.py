@@ -49,12 +49,12 @@ sigmoid_topk = _define(
     partial(threshold.sigmoid_topk, early_stop=False),
     lambda x, k, temperature, mask: _empty(x),
 )
-# the same, costs (…, n) or None, and the cdf's place in the registry → (…, n)
+# the same, costs (…, n) or None, and the name of the cdf → (…, n)
 margin = _define(
     "margin",
-    "(Tensor x, Tensor k, Tensor temperature, Tensor? mask, Tensor? costs, int cdf) -> Tensor",
+    "(Tensor x, Tensor k, Tensor temperature, Tensor? mask, Tensor? costs, int cdf, float p) -> Tensor",
     partial(threshold.margin, early_stop=False),
-    lambda x, k, temperature, mask, costs, cdf: _empty(x),
+    lambda x, k, temperature, mask, costs, cdf, p: _empty(x),
 )
 # (g (…, n), p (…, n), T (…) float64) → (…, n), (…) float64
 sigmoid_topk_pull = _define(

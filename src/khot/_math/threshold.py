@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from . import cdfs
-from .cdfs import REGISTRY, SIGMOID, Cdf, bisect
+from .cdfs import SIGMOID, Cdf, bisect, find
 from .roots import Point, Residual, find_root, nearest
 from .sums import row_sum
 
@@ -55,18 +55,19 @@ def margin(
     mask: Tensor | None,
     costs: Tensor | None,
     cdf: int,
+    p: float,
     *,
     early_stop: bool,
 ) -> Tensor:
     """z = (x − τ)/T along the last dim, so that y = F(z); ±inf where y is exactly 1 or 0.
 
-    Arguments as `sigmoid_topk`, the costs (…, n) or None, and the place of F in the registry.
+    Arguments as `sigmoid_topk`, the costs (…, n) or None, and the name of F, as `cdfs.find` takes it.
     """
     x = x.contiguous()
     if x.numel() == 0:
         return torch.empty_like(x)
     costs = None if costs is None else costs.contiguous()
-    return _margins(solve(REGISTRY[cdf], x, k, temperature, mask, costs, early_stop=early_stop), temperature)
+    return _margins(solve(find(cdf, p), x, k, temperature, mask, costs, early_stop=early_stop), temperature)
 
 
 def value(cdf: Cdf, z: Tensor, k: Tensor, costs: Tensor | None) -> Tensor:

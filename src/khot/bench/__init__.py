@@ -33,6 +33,7 @@ from .rivals import RIVALS as RIVALS
 from .rivals import Rival as Rival
 
 
+@torch.no_grad()
 def eager(x: Tensor, k: float) -> Tensor:
     """σ_k where no native library was built, forward only."""
     one = torch.ones(x.shape[:-1], dtype=torch.float64, device=x.device)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from .._math import threshold
-from .._math.cdfs import REGISTRY, SIGMOID
+from .._math.cdfs import SIGMOID, find
 
 ABI = 3  # khot_abi() in native/khot.cpp
 HERE = Path(__file__).parent
@@ -134,14 +134,15 @@ def margin(
     mask: Tensor | None,
     costs: Tensor | None,
     cdf: int,
+    p: float,
     path: int = WIDE,
 ) -> Tensor:
     """As `_math.threshold.margin`, which takes what is not for σ_k alone, and the rows that are left.
 
     Those are rows with an infinite threshold, or with one that is decided by numbers too small to be summed.
     """
-    if costs is not None or REGISTRY[cdf] is not SIGMOID or x.numel() == 0:
-        return threshold.margin(x, k, temperature, mask, costs, cdf, early_stop=True)
+    if costs is not None or find(cdf, p) is not SIGMOID or x.numel() == 0:
+        return threshold.margin(x, k, temperature, mask, costs, cdf, p, early_stop=True)
     x, n = x.contiguous(), x.shape[-1]
     z = torch.empty_like(x)
     is_left = torch.empty(z.numel() // n, dtype=torch.bool)
@@ -149,7 +150,7 @@ def margin(
     if bool(is_left.any()):
         rows = [t.reshape(len(is_left), -1)[is_left] for t in (x, k, temperature)]
         allowed = None if mask is None else mask.reshape(-1, n)[is_left]
-        rest = threshold.margin(rows[0], rows[1][:, 0], rows[2][:, 0], allowed, None, cdf, early_stop=True)
+        rest = threshold.margin(rows[0], rows[1][:, 0], rows[2][:, 0], allowed, None, cdf, p, early_stop=True)
         z.view(-1, n)[is_left] = rest
     return z
 

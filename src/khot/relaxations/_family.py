@@ -134,11 +134,6 @@ def euclidean_topk(
     return relax(EUCLIDEAN, x, k, dim, temperature, mask, costs)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch's
-def _power(p: float) -> int:
-    return cdfs.register(cdfs.power(p))
-
-
 def power_topk(
     x: Tensor,
     k: float | Tensor,
@@ -169,7 +164,7 @@ def power_topk(
     """
     _check.above("p", p, 1)
     check_call(x, k, dim, temperature, mask, costs)
-    return relax(EUCLIDEAN if p == 2 else _power(float(p)), x, k, dim, temperature, mask, costs)
+    return relax(EUCLIDEAN if p == 2 else cdfs.POWER, x, k, dim, temperature, mask, costs, float(p))
 
 
 class Relaxation(Protocol):
@@ -210,7 +205,7 @@ def relaxation(
         smooth: whether F′ is continuous.
 
     Returns:
-        A function with the signature and the promises of `sigmoid_topk`; `khot.testing.check_relaxation` tells whether
+        A function of scores (…, n) with the signature and the promises of `sigmoid_topk`; `khot.testing.check_relaxation` tells whether
         your F keeps them. Make it once, not at each call: it is kept for good.
 
     Examples:

@@ -47,10 +47,11 @@ def relax(
     temperature: float | Tensor,
     mask: Tensor | None,
     costs: Tensor | None,
+    p: float = 0.0,
 ) -> Tensor:
-    """y = F(z) like `x`; `cdf` is the place of F in the registry."""
-    z, rows, costs = margins(cdf, x, k, dim, temperature, mask, costs, _shape.compute_dtype(x.dtype))
-    return _shape.from_rows(threshold.value(cdfs.REGISTRY[cdf], z, rows.k, costs), dim, x.dtype)
+    """y = F(z) like `x`; `cdf` and `p` name F, as `cdfs.find` takes them."""
+    z, rows, costs = margins(cdf, x, k, dim, temperature, mask, costs, _shape.compute_dtype(x.dtype), p)
+    return _shape.from_rows(threshold.value(cdfs.find(cdf, p), z, rows.k, costs), dim, x.dtype)
 
 
 def margins(
@@ -62,13 +63,14 @@ def margins(
     mask: Tensor | None,
     costs: Tensor | None,
     dtype: torch.dtype,
+    p: float = 0.0,
 ) -> Margins:
     """z on the last dim, computed in `dtype`."""
     rows = _shape.to_rows(x, k, temperature, mask, dim, dtype)
     if costs is not None:
         costs = _shape.per_entry(costs, x, dim, dtype)
         rows = rows._replace(x=rows.x / costs)
-    return Margins(apply(_Margin, _ForwardMargin, *rows, costs, cdf), rows, costs)
+    return Margins(apply(_Margin, _ForwardMargin, *rows, costs, cdf, p), rows, costs)
 
 
 # Whether a torch.func transform is on; yes, for all we know, where torch does not say. Likewise the forward-mode level.
@@ -107,21 +109,21 @@ class Implicit(torch.autograd.Function):
 
 
 class _Margin(Implicit):
-    """(x, k, T, mask, costs, cdf) → z."""
+    """(x, k, T, mask, costs, cdf, p) → z."""
 
     @staticmethod
     def forward(
-        x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, costs: Tensor | None, cdf: int
+        x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, costs: Tensor | None, cdf: int, p: float
     ) -> Tensor:
-        z: Tensor = ops.margin(x, k, temperature, mask, costs, cdf)
+        z: Tensor = ops.margin(x, k, temperature, mask, costs, cdf, p)
         return z
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, _, temperature, _, costs, cdf = inputs
+        _, _, temperature, _, costs, cdf, p = inputs
         ctx.save_for_backward(output, temperature, costs)
         ctx.save_for_forward(output, temperature, costs)
-        ctx.cdf = cdfs.REGISTRY[cdf]
+        ctx.cdf = cdfs.find(cdf, p)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -129,7 +131,7 @@ class _Margin(Implicit):
         at = implicit.margin(z, temperature, costs, ctx.cdf)
         dx, dk, dt = implicit.pull(torch.where(z.isinf(), 0.0, g), at)
         dc = None if costs is None else -dk.unsqueeze(-1) * cdfs.value(ctx.cdf, z)
-        return dx, dk, dt, None, dc, None
+        return dx, dk, dt, None, dc, None, None
 
 
 class _ForwardMargin(_Margin):
@@ -138,7 +140,7 @@ class _ForwardMargin(_Margin):
     @staticmethod
     def jvp(ctx: Any, dx: Tensor | None, dk: Tensor | None, dt: Tensor | None, *others: Any) -> Tensor:
         z, temperature, costs = ctx.saved_tensors
-        _, dc, _ = others
+        dc = others[1]
         dx, dk, dt = tangents(z, dx, dk, dt)
         if dc is not None:
             dk = dk - (cdfs.value(ctx.cdf, z) * dc).sum(-1, keepdim=True)

@@ -57,7 +57,8 @@ def recall_at_k_loss(
     `1 − Σ y·σ_k(x)/Σ y`.
 
     Args:
-        x, target, k, dim, temperature, mask, reduction: as for `precision_at_k_loss`.
+        x: scores, (…, n) with n at `dim`.
+        target, k, dim, temperature, mask, reduction: as for `precision_at_k_loss`.
 
     Returns:
         The loss, in [0, 1]; it tends to 1 − recall@k as T → 0. A row with nothing relevant has loss 0.
