@@ -77,7 +77,7 @@ def converged(x: Tensor, g: Tensor, temperature: float) -> tuple[Tensor, Tensor]
 
 def with_gradient(p: Tensor, g: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """p, and the gradient that the formula of the backward pass makes of it."""
-    dx, _ = implicit.sigmoid_topk_pull(g, p, torch.tensor(temperature, dtype=torch.float64))
+    dx, _ = implicit.topk_pull(g, p, torch.tensor(temperature, dtype=torch.float64), 0, 0.0)
     return p, dx
 
 

@@ -1,5 +1,6 @@
 """The members of the family: each law, each equivalence with the literature, costs, and relaxations of one's own."""
 
+import functools
 import math
 
 import numpy as np
@@ -175,6 +176,13 @@ def test_power_of_two_is_euclidean():
     x = torch.randn(5, 9, dtype=DOUBLE)
     assert torch.equal(khot.power_topk(x, 3, p=2), khot.euclidean_topk(x, 3))
     torch.testing.assert_close(khot.power_topk(x, 3, p=2 + 1e-9), khot.euclidean_topk(x, 3), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("p", [1.2, 3.0])
+def test_other_norms(p):
+    check_relaxation(
+        functools.partial(khot.power_topk, p=p), quantile=lambda y: y ** (p - 1), symmetric=False, smooth=False
+    )
 
 
 def test_sparse_members_have_exact_zeros_and_ones():

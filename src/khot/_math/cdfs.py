@@ -18,6 +18,17 @@ HALVINGS = 52
 Elementwise = Callable[[Tensor], Tensor]
 
 
+class Tails(NamedTuple):
+    """Both sides of F at margins z, not differentiable; all like z."""
+
+    above: Tensor
+    """1 above the median, else 0: arithmetic on floats is several times as fast as boolean masks."""
+    tail: Tensor
+    """1 − F above, F below; 0 at ±inf."""
+    density: Tensor
+    """F′; 0 at ±inf."""
+
+
 class Cdf(NamedTuple):
     """A distribution function F."""
 
@@ -33,16 +44,21 @@ class Cdf(NamedTuple):
     """The median, about: where it is better to sum 1 − F than F."""
     smooth: bool = True
     """Whether F′ is continuous."""
-    symmetric: bool = False
-    """Whether F is symmetric about 0, and F and F′ are 0 at −inf; then the solver needs them for z ≤ 0 only."""
-    tail: Elementwise | None = None
-    """F(z) for z ≤ 0, if that is simpler than F."""
+    tails: Callable[[Tensor], Tails] | None = None
+    """All that the solver needs, in few passes; z may be infinite. None: from the functions above."""
     log_tail: Elementwise | None = None
     """log F(z) for z < 0, if F is symmetric with exponential tails: for rows in which F underflows."""
     log_density: Elementwise | None = None
     """log F′(z), if weights are wanted where F′ underflows."""
+    slope_at: Elementwise | None = None
+    """F′ as a function of y = F(z), for y in (0, 1): then y alone is saved for backward."""
     steer: Elementwise | None = None
     """A rough F′ for the solver, if `density` differentiates, which cannot be done inside an op."""
+
+
+def _about_zero(below: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Callable[[Tensor], Tails]:
+    """The tails of a symmetric F from those below 0: z ≤ 0, which may be overwritten, to F and F′."""
+    return lambda z: Tails((z > 0).to(z.dtype), *below(z.abs().neg_()))
 
 
 def _laplace(z: Tensor) -> Tensor:
@@ -54,6 +70,10 @@ def _laplace_quantile(p: Tensor) -> Tensor:
     return torch.where(p < 0.5, (2 * p).log(), -(2 * (1 - p)).log())
 
 
+def _normal_density(z: Tensor) -> Tensor:
+    return (-0.5 * z.square()).exp() / math.sqrt(2 * math.pi)
+
+
 def _cauchy(z: Tensor) -> Tensor:
     return torch.atan2(torch.ones_like(z), -z) / math.pi  # not ½ + atan(z)/π, which cancels
 
@@ -63,12 +83,17 @@ def _sigmoid_density(z: Tensor) -> Tensor:
     return tail * (1 - tail)
 
 
+def _cauchy_density(z: Tensor) -> Tensor:
+    return 1 / (math.pi * (1 + z.square()))
+
+
 SIGMOID = Cdf(
     torch.sigmoid,
     lambda z: torch.sigmoid(-z),
     _sigmoid_density,
     torch.logit,
-    symmetric=True,
+    tails=_about_zero(lambda z: (tail := z.sigmoid_(), torch.addcmul(tail, tail, tail, value=-1))),
+    slope_at=lambda y: y * (1 - y),
     log_tail=lambda z: z,
     log_density=lambda z: logsigmoid(z) + logsigmoid(-z),
 )
@@ -77,29 +102,31 @@ LAPLACE = Cdf(
     lambda z: _laplace(-z),
     lambda z: 0.5 * (-z.abs()).exp(),
     _laplace_quantile,
-    symmetric=True,
-    tail=lambda z: 0.5 * z.exp(),
+    tails=_about_zero(lambda z: (z.exp_().mul_(0.5),) * 2),
+    slope_at=lambda y: torch.minimum(y, 1 - y),
     log_tail=lambda z: z - math.log(2),
 )
 NORMAL = Cdf(
     torch.special.ndtr,
     lambda z: torch.special.ndtr(-z),
-    lambda z: (-0.5 * z.square()).exp() / math.sqrt(2 * math.pi),
+    _normal_density,
     torch.special.ndtri,
-    symmetric=True,
+    tails=_about_zero(lambda z: (torch.special.ndtr(z), _normal_density(z))),
+    slope_at=lambda y: _normal_density(torch.special.ndtri(y)),
 )
 CAUCHY = Cdf(
     _cauchy,
     lambda z: _cauchy(-z),
-    lambda z: 1 / (math.pi * (1 + z.square())),
+    _cauchy_density,
     lambda p: -1 / torch.tan(math.pi * p),
-    symmetric=True,
+    tails=_about_zero(lambda z: (_cauchy(z), _cauchy_density(z))),
+    slope_at=lambda y: torch.sin(math.pi * y).square() / math.pi,
 )
 
 
 def power(p: float) -> Cdf:
     """clip(z, 0, 1)^(1/(p − 1)), whose Ω is the p-norm; p = 2 is the Euclidean projection."""
-    exponent = 1 / (p - 1)
+    exponent, center = 1 / (p - 1), 0.5 ** (p - 1)
 
     def between(z: Tensor) -> Tensor:
         """z in (0, 1), and elsewhere a number that harms no derivative."""
@@ -108,13 +135,24 @@ def power(p: float) -> Cdf:
     def extended(z: Tensor, inside: Tensor, below: float, above: float) -> Tensor:
         return torch.where(z >= 1, above, torch.where(z <= 0, below, inside))
 
+    def tails(z: Tensor) -> Tails:
+        inside = z.clamp(0, 1)
+        is_inside = ((z > 0) & (z < 1)).to(z.dtype)
+        above = (z > center).to(z.dtype)
+        if p == 2:
+            return Tails(above, (above - inside).abs_(), is_inside)
+        density = exponent * between(z) ** (exponent - 1)
+        return Tails(above, (above - inside**exponent).abs_(), density.mul_(is_inside))
+
     return Cdf(
         lambda z: extended(z, between(z) ** exponent, 0.0, 1.0),
         lambda z: extended(z, -torch.expm1(exponent * between(z).log()), 1.0, 0.0),
         lambda z: extended(z, exponent * between(z) ** (exponent - 1), 0.0, 0.0),
         lambda y: y ** (p - 1),
-        center=0.5 ** (p - 1),
+        center=center,
         smooth=False,
+        tails=tails,
+        slope_at=lambda y: exponent * y ** (2 - p),
     )
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .cdfs import Cdf, slope
+from .cdfs import Cdf, find, slope
 from .sums import row_sum
 
 
@@ -44,14 +44,15 @@ def pull(dz: Tensor, at: Linear) -> tuple[Tensor, Tensor, Tensor]:
     return dx, _ratio(mass, at.total).squeeze(-1), -_sum(dx * at.z).squeeze(-1)
 
 
-def sigmoid_value(p: Tensor, temperature: Tensor) -> tuple[Tensor, Linear]:
-    """v and the rest for p = σ(z), from p (…, n) and T (…) alone."""
-    info = torch.finfo(p.dtype)
-    inner = p.clamp(info.tiny, 1 - info.eps / 2)
-    v = p * (1 - p)
+def value(y: Tensor, temperature: Tensor, cdf: Cdf) -> tuple[Tensor, Linear]:
+    """v and the rest for y = F(z), from y (…, n) and T (…) alone; F has a quantile and F′ as a function of y."""
+    assert cdf.slope_at is not None
+    assert cdf.quantile is not None
+    info = torch.finfo(y.dtype)
+    inner = y.clamp(info.tiny, 1 - info.eps / 2)
+    v = torch.where((y <= 0) | (y >= 1), 0.0, cdf.slope_at(inner))
     total = _sum(v)
-    z = inner.log() - (-inner).log1p()
-    return v, Linear(z, _ratio(v, total), total, temperature.to(p.dtype).unsqueeze(-1))
+    return v, Linear(cdf.quantile(inner), _ratio(v, total), total, temperature.to(y.dtype).unsqueeze(-1))
 
 
 def margin(z: Tensor, temperature: Tensor, costs: Tensor | None, cdf: Cdf) -> Linear:
@@ -70,9 +71,9 @@ def margin(z: Tensor, temperature: Tensor, costs: Tensor | None, cdf: Cdf) -> Li
     return Linear(finite, (log_v - log_total).exp(), log_total.exp(), scale)
 
 
-def sigmoid_topk_pull(g: Tensor, p: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-    """Cotangents of x (…, n) and k (…) for that of p: what a training step needs, and what a kernel fuses."""
-    v, at = sigmoid_value(p, temperature)
+def topk_pull(g: Tensor, y: Tensor, temperature: Tensor, cdf: int, p: float) -> tuple[Tensor, Tensor]:
+    """Cotangents of x (…, n) and k (…) for that of y: what a training step needs, and what a kernel fuses."""
+    v, at = value(y, temperature, find(cdf, p))
     dx, dk, _ = pull(v * g, at)
     return dx.contiguous(), dk.to(torch.float64).contiguous()
 

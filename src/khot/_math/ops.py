@@ -42,26 +42,26 @@ def _empty(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return torch.empty(like.shape, dtype=dtype or like.dtype, device=like.device)
 
 
-# (x (…, n), k (…) float64, T (…) float64, mask (…, n) or None) → (…, n)
-sigmoid_topk = _define(
-    "sigmoid_topk",
-    "(Tensor x, Tensor k, Tensor temperature, Tensor? mask) -> Tensor",
-    partial(threshold.sigmoid_topk, early_stop=False),
-    lambda x, k, temperature, mask: _empty(x),
+# x (…, n), k (…) float64, T (…) float64, mask (…, n) or None, and the name of the cdf → y (…, n)
+topk = _define(
+    "topk",
+    "(Tensor x, Tensor k, Tensor temperature, Tensor? mask, int cdf, float p) -> Tensor",
+    partial(threshold.topk, early_stop=False),
+    lambda x, k, temperature, mask, cdf, p: _empty(x),
 )
-# the same, costs (…, n) or None, and the name of the cdf → (…, n)
+# g (…, n), y (…, n), T (…) float64, and the name of the cdf → (…, n), (…) float64
+topk_pull = _define(
+    "topk_pull",
+    "(Tensor g, Tensor y, Tensor temperature, int cdf, float p) -> (Tensor, Tensor)",
+    implicit.topk_pull,
+    lambda g, y, temperature, cdf, p: (_empty(y), _empty(temperature, torch.float64)),
+)
+# as topk, with costs (…, n) or None → z (…, n)
 margin = _define(
     "margin",
     "(Tensor x, Tensor k, Tensor temperature, Tensor? mask, Tensor? costs, int cdf, float p) -> Tensor",
     partial(threshold.margin, early_stop=False),
     lambda x, k, temperature, mask, costs, cdf, p: _empty(x),
-)
-# (g (…, n), p (…, n), T (…) float64) → (…, n), (…) float64
-sigmoid_topk_pull = _define(
-    "sigmoid_topk_pull",
-    "(Tensor g, Tensor p, Tensor temperature) -> (Tensor, Tensor)",
-    implicit.sigmoid_topk_pull,
-    lambda g, p, temperature: (_empty(p), _empty(temperature, torch.float64)),
 )
 # (x (…, n), k (…) float64, mask (…, n) or None) → (…, n)
 hard_topk = _define(

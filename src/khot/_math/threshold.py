@@ -28,24 +28,27 @@ QUICK_STEPS = 4  # more are not quick
 FIXED_STEPS = 64  # without early stopping; the robustness grid needs about half. A row that needs more becomes NaN
 
 
-def sigmoid_topk(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, *, early_stop: bool) -> Tensor:
-    """σ_k(x/T) along the last dim.
+def topk(
+    x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, cdf: int, p: float, *, early_stop: bool
+) -> Tensor:
+    """y = F((x − τ)/T) along the last dim.
 
     Args:
         x: (…, n) float32 or float64.
         k, temperature: (…) float64.
         mask: (…, n) bool or None.
+        cdf, p: the name of F, as `cdfs.find` takes it.
         early_stop: stop when every row is solved, which reads from the device; else take a fixed number of steps.
     """
-    x = x.contiguous()
+    x, made = x.contiguous(), find(cdf, p)
     if x.numel() == 0:
         return torch.empty_like(x)
-    if early_stop and mask is None:
-        p = _quickly(x, k.unsqueeze(-1), temperature.unsqueeze(-1))
-        if p is not None:
-            return p
-    z = _margins(solve(SIGMOID, x, k, temperature, mask, None, early_stop=early_stop), temperature)
-    return value(SIGMOID, z, k, None)
+    if early_stop and mask is None and made is SIGMOID:
+        y = _quickly(x, k.unsqueeze(-1), temperature.unsqueeze(-1))
+        if y is not None:
+            return y
+    z = _margins(solve(made, x, k, temperature, mask, None, early_stop=early_stop), temperature)
+    return value(made, z, k, None)
 
 
 def margin(
@@ -61,7 +64,7 @@ def margin(
 ) -> Tensor:
     """z = (x − τ)/T along the last dim, so that y = F(z); ±inf where y is exactly 1 or 0.
 
-    Arguments as `sigmoid_topk`, the costs (…, n) or None, and the name of F, as `cdfs.find` takes it.
+    Arguments as `topk`, and the costs (…, n) or None.
     """
     x = x.contiguous()
     if x.numel() == 0:
@@ -71,16 +74,22 @@ def margin(
 
 
 def value(cdf: Cdf, z: Tensor, k: Tensor, costs: Tensor | None) -> Tensor:
-    """y = F(z), (…, n), with what rounding took from Σ c·y = k given back in proportion to F′; differentiable in z.
+    """y = F(z), (…, n), with what rounding took from Σ c·y = k given back in proportion to F′.
 
     In float32 a rounding of z is many of y where F is steep on a logarithmic scale.
     """
+    tails = tails_at(cdf, z)
+    excess, lower, upper, lower_slope, upper_slope = tail_sums(tails, k.unsqueeze(-1), costs)
+    missing, total = upper - lower - excess, lower_slope + upper_slope
+    step = torch.where(total > 0, missing / total, 0.0).to(z.dtype)
+    return (tails.above - tails.tail).abs().add_(tails.density.mul(step)).clamp(0, 1)
+
+
+def smooth_value(cdf: Cdf, z: Tensor, k: Tensor, costs: Tensor | None) -> Tensor:
+    """The same, differentiable in z: what is given back is a constant."""
     y = cdfs.value(cdf, z)
     with torch.no_grad():
-        excess, lower, upper, lower_slope, upper_slope = tail_sums(cdf, z, k.unsqueeze(-1), costs)
-        missing, total = upper - lower - excess, lower_slope + upper_slope
-        step = torch.where(total > 0, missing / total, 0.0).to(z.dtype)
-        rounding = (y + cdfs.slope(cdf, z) * step).clamp(0, 1) - y
+        rounding = value(cdf, z, k, costs) - y
     return y + rounding
 
 
@@ -194,31 +203,22 @@ class TailSums(NamedTuple):
     """Σ F′ above."""
 
 
-def tail_sums(cdf: Cdf, z: Tensor, k: Tensor, costs: Tensor | None) -> TailSums:
-    """The sums at margins z (…, n) for k (…, 1)."""
-    slope = cdf.steer or cdf.density
-    if cdf.symmetric:
-        above = (z > 0).to(z.dtype)  # arithmetic on floats is several times as fast as boolean masks
-        below = z.abs().neg_()
-        count, tail, density = above, (cdf.tail or cdf.cdf)(below), slope(below)
-        if costs is not None:
-            count, tail, density = costs * count, costs * tail, costs * density
-        upper, upper_slope = row_sum(tail * above), row_sum(density * above)
-        lower, lower_slope = (row_sum(tail) - upper).clamp(min=0), (row_sum(density) - upper_slope).clamp(min=0)
-        return TailSums(row_sum(count) - k, lower, upper, lower_slope, upper_slope)
-    finite = torch.where(z.isinf(), cdf.center, z)
-    weight = torch.ones_like(z) if costs is None else costs
-    above = torch.where(z > cdf.center, weight, 0.0)
-    inner = torch.where(z.isinf(), 0.0, weight)
-    upper, lower = torch.where(z > cdf.center, inner, 0.0), torch.where(z > cdf.center, 0.0, inner)
-    density = slope(finite)
-    return TailSums(
-        row_sum(above) - k,
-        row_sum(lower * cdf.cdf(finite)),
-        row_sum(upper * cdf.survival(finite)),
-        row_sum(lower * density),
-        row_sum(upper * density),
-    )
+def tails_at(cdf: Cdf, z: Tensor) -> cdfs.Tails:
+    """For z that may be infinite."""
+    if cdf.tails is not None:
+        return cdf.tails(z)
+    infinite, is_above = z.isinf(), z > cdf.center
+    finite = torch.where(infinite, cdf.center, z)
+    tail = torch.where(is_above, cdf.survival(finite), cdf.cdf(finite)).masked_fill(infinite, 0.0)
+    return cdfs.Tails(is_above.to(z.dtype), tail, (cdf.steer or cdf.density)(finite).masked_fill(infinite, 0.0))
+
+
+def tail_sums(at: cdfs.Tails, k: Tensor, costs: Tensor | None) -> TailSums:
+    """What they sum to, for k (…, 1)."""
+    count, tail, density = at if costs is None else (costs * part for part in at)
+    upper, upper_slope = row_sum(tail * at.above), row_sum(density * at.above)
+    lower, lower_slope = (row_sum(tail) - upper).clamp(min=0), (row_sum(density) - upper_slope).clamp(min=0)
+    return TailSums(row_sum(count) - k, lower, upper, lower_slope, upper_slope)
 
 
 class Tails:
@@ -236,7 +236,7 @@ class Tails:
 
     def __call__(self, point: Point) -> Residual:
         z = _margin_at(self.x, point, self.temperature, self.z)
-        excess, lower, upper, lower_slope, upper_slope = tail_sums(self.cdf, z, self.k, self.costs)
+        excess, lower, upper, lower_slope, upper_slope = tail_sums(tails_at(self.cdf, z), self.k, self.costs)
         over, under = excess.clamp(min=0), (-excess).clamp(min=0)
         left, right = lower + over, upper + under
         log_left, log_right = left.log(), right.log()

@@ -37,7 +37,7 @@ from .rivals import Rival as Rival
 def eager(x: Tensor, k: float) -> Tensor:
     """σ_k where no native library was built, forward only."""
     one = torch.ones(x.shape[:-1], dtype=torch.float64, device=x.device)
-    return threshold.sigmoid_topk(x.to(compute_dtype(x.dtype)), k * one, one, None, early_stop=True).to(x.dtype)
+    return threshold.topk(x.to(compute_dtype(x.dtype)), k * one, one, None, 0, 0.0, early_stop=True).to(x.dtype)
 
 
 def steps(n: int, k: float) -> float:

@@ -26,10 +26,10 @@ def status() -> dict[str, str]:
 
 
 if _native.LIBRARY is None:
-    LIBRARY.impl("sigmoid_topk", partial(threshold.sigmoid_topk, early_stop=True), "CPU")
+    LIBRARY.impl("topk", partial(threshold.topk, early_stop=True), "CPU")
     LIBRARY.impl("margin", partial(threshold.margin, early_stop=True), "CPU")
 else:
     LIBRARY.impl("hard_topk", _native.hard_topk, "CPU")
-    LIBRARY.impl("sigmoid_topk", _native.sigmoid_topk, "CPU")
+    LIBRARY.impl("topk", _native.topk, "CPU")
+    LIBRARY.impl("topk_pull", _native.topk_pull, "CPU")
     LIBRARY.impl("margin", _native.margin, "CPU")
-    LIBRARY.impl("sigmoid_topk_pull", _native.sigmoid_topk_pull, "CPU")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .._math import threshold
+from .._math import implicit, threshold
 from .._math.cdfs import SIGMOID, find
 
 ABI = 3  # khot_abi() in native/khot.cpp
@@ -89,10 +89,24 @@ def is_plain(*tensors: Tensor) -> bool:
     return all(type(t) in (Tensor, Parameter) and _keys(t) in _PLAIN for t in tensors)
 
 
+def topk(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, cdf: int, p: float) -> Tensor:
+    """As `_math.threshold.topk`, which takes what is not σ_k."""
+    if find(cdf, p) is SIGMOID:
+        return sigmoid_topk(x, k, temperature, mask)
+    return threshold.topk(x, k, temperature, mask, cdf, p, early_stop=True)
+
+
+def topk_pull(g: Tensor, y: Tensor, temperature: Tensor, cdf: int, p: float) -> tuple[Tensor, Tensor]:
+    """As `_math.implicit.topk_pull`, which takes what is not σ_k."""
+    if find(cdf, p) is SIGMOID:
+        return sigmoid_topk_pull(g, y, temperature)
+    return implicit.topk_pull(g, y, temperature, cdf, p)
+
+
 def sigmoid_topk(
     x: Tensor, k: float | Tensor, temperature: float | Tensor, mask: Tensor | None, path: int = WIDE
 ) -> Tensor:
-    """As `_math.threshold.sigmoid_topk`; `k` and `temperature` may also be numbers."""
+    """σ_k; `k` and `temperature` may also be numbers."""
     x = x.contiguous()
     p = torch.empty_like(x)
     if p.numel():
@@ -156,7 +170,7 @@ def margin(
 
 
 def sigmoid_topk_pull(g: Tensor, p: Tensor, temperature: Tensor, path: int = WIDE) -> tuple[Tensor, Tensor]:
-    """As `_math.implicit.sigmoid_topk_pull`."""
+    """Cotangents of x and k for that of p = σ_k."""
     dk = torch.zeros(p.shape[:-1], dtype=torch.float64)
     return sigmoid_topk_dx(g, p, temperature, dk, path), dk
 

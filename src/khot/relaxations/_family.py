@@ -205,8 +205,9 @@ def relaxation(
         smooth: whether F′ is continuous.
 
     Returns:
-        A function of scores (…, n) with the signature and the promises of `sigmoid_topk`; `khot.testing.check_relaxation` tells whether
-        your F keeps them. Make it once, not at each call: it is kept for good.
+        A function of scores (…, n) with the signature and the promises of `sigmoid_topk`;
+        `khot.testing.check_relaxation` tells whether your F keeps them. Make it once, not at each call: it is kept for
+        good.
 
     Examples:
         >>> student = relaxation(lambda z: 0.5 + 0.5 * z / (2 + z.square()).sqrt(), symmetric=True)

@@ -50,8 +50,12 @@ def relax(
     p: float = 0.0,
 ) -> Tensor:
     """y = F(z) like `x`; `cdf` and `p` name F, as `cdfs.find` takes them."""
-    z, rows, costs = margins(cdf, x, k, dim, temperature, mask, costs, _shape.compute_dtype(x.dtype), p)
-    return _shape.from_rows(threshold.value(cdfs.find(cdf, p), z, rows.k, costs), dim, x.dtype)
+    made, dtype = cdfs.find(cdf, p), _shape.compute_dtype(x.dtype)
+    if costs is None and made.slope_at is not None:
+        rows = _shape.to_rows(x, k, temperature, mask, dim, dtype)
+        return _shape.from_rows(apply(_Value, _ForwardValue, *rows, cdf, p), dim, x.dtype)
+    z, rows, costs = margins(cdf, x, k, dim, temperature, mask, costs, dtype, p)
+    return _shape.from_rows(threshold.smooth_value(made, z, rows.k, costs), dim, x.dtype)
 
 
 def margins(
@@ -106,6 +110,39 @@ class Implicit(torch.autograd.Function):
     """A Function that saves its output, which autograd tracks: backward has a derivative too."""
 
     generate_vmap_rule = True
+
+
+class _Value(Implicit):
+    """(x, k, T, mask, cdf, p) → y."""
+
+    @staticmethod
+    def forward(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, cdf: int, p: float) -> Tensor:
+        y: Tensor = ops.topk(x, k, temperature, mask, cdf, p)
+        return y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, _, temperature, _, *ctx.name = inputs
+        ctx.save_for_backward(output, temperature)
+        ctx.save_for_forward(output, temperature)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        y, temperature = ctx.saved_tensors
+        if not (ctx.needs_input_grad[2] or torch.is_grad_enabled()):  # no dT and no second derivative are asked for
+            return *ops.topk_pull(g, y, temperature, *ctx.name), None, None, None, None
+        v, at = implicit.value(y, temperature, cdfs.find(*ctx.name))
+        return *implicit.pull(v * g, at), None, None, None
+
+
+class _ForwardValue(_Value):
+    """With forward mode, which torch.compile refuses."""
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Tensor | None, dk: Tensor | None, dt: Tensor | None, *_: None) -> Tensor:
+        y, temperature = ctx.saved_tensors
+        v, at = implicit.value(y, temperature, cdfs.find(*ctx.name))
+        return v * implicit.push(*tangents(y, dx, dk, dt), at)
 
 
 class _Margin(Implicit):

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from .. import _check, _shape, kernels
-from .._math import cdfs, implicit, ops
-from ._implicit import Implicit, Margins, apply, check_call, margins, relax, tangents
+from .._math import cdfs, implicit
+from ._implicit import Margins, check_call, margins, relax
 
 SIGMOID = cdfs.register(cdfs.SIGMOID)
 
@@ -61,12 +61,14 @@ def sigmoid_topk(
     Amos et al. (2019).
     """
     check_call(x, k, dim, temperature, mask, costs)
-    if costs is not None:
-        return relax(SIGMOID, x, k, dim, temperature, mask, costs)
-    if mask is None and not isinstance(k, Tensor) and not isinstance(temperature, Tensor) and _is_direct(x, dim):
+    if (
+        mask is costs is None
+        and not isinstance(k, Tensor)
+        and not isinstance(temperature, Tensor)
+        and _is_direct(x, dim)
+    ):
         return _direct(x, float(k), _shape.normal(temperature, x.dtype))
-    rows = _shape.to_rows(x, k, temperature, mask, dim, _shape.compute_dtype(x.dtype))
-    return _shape.from_rows(apply(_Value, _ForwardValue, *rows), dim, x.dtype)
+    return relax(SIGMOID, x, k, dim, temperature, mask, costs)
 
 
 def log_sigmoid_topk(
@@ -197,38 +199,6 @@ def _margins(x: Tensor, k: float | Tensor, dim: int, temperature: float | Tensor
     return margins(SIGMOID, x, k, dim, temperature, mask, None, torch.float64)
 
 
-class _Value(Implicit):
-    """(x, k, T, mask) → p = σ(z)."""
-
-    @staticmethod
-    def forward(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None) -> Tensor:
-        p: Tensor = ops.sigmoid_topk(x, k, temperature, mask)
-        return p
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(output, inputs[2])
-        ctx.save_for_forward(output, inputs[2])
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        p, temperature = ctx.saved_tensors
-        if not (ctx.needs_input_grad[2] or torch.is_grad_enabled()):  # no dT and no second derivative are asked for
-            return *ops.sigmoid_topk_pull(g, p, temperature), None, None
-        v, at = implicit.sigmoid_value(p, temperature)
-        return *implicit.pull(v * g, at), None
-
-
-class _ForwardValue(_Value):
-    """With forward mode, which torch.compile refuses."""
-
-    @staticmethod
-    def jvp(ctx: Any, dx: Tensor | None, dk: Tensor | None, dt: Tensor | None, _: None) -> Tensor:
-        p, temperature = ctx.saved_tensors
-        v, at = implicit.sigmoid_value(p, temperature)
-        return v * implicit.push(*tangents(p, dx, dk, dt), at)
-
-
 class _Direct(torch.autograd.Function):
     """`_Value` of a plain tensor and two numbers: less to pack, and nothing for the dispatcher to choose."""
 
@@ -244,7 +214,7 @@ class _Direct(torch.autograd.Function):
         (p,) = ctx.saved_tensors
         if kernels.is_plain(g, p) and not torch.is_grad_enabled():
             return kernels.sigmoid_topk_dx(g, p, ctx.temperature), None, None
-        v, at = implicit.sigmoid_value(p, p.new_tensor(ctx.temperature, dtype=torch.float64))
+        v, at = implicit.value(p, p.new_tensor(ctx.temperature, dtype=torch.float64), cdfs.SIGMOID)
         return implicit.pull(v * g, at)[0], None, None
 
 
