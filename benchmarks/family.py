@@ -26,7 +26,8 @@ def table(reports: list[Report]) -> str:
         results = {result.name: result for result in report.results}
         mine, base = results[name], results[BASE]
         pairs = ((mine.forward, base.forward), (mine.both, base.both))
-        return " / ".join(f"{a.median / b.median:.2g}" for a, b in pairs if a and b)
+        ratios = (a.median / b.median for a, b in pairs if a and b)
+        return " / ".join(f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.1f}" for ratio in ratios)
 
     heading = ["", *("×".join(map(str, r.settings.shape)) + f", k = {r.settings.k}" for r in reports)]
     lines = [[f"`{name}`", *(cell(report, name) for report in reports)] for name in (*MEMBERS, "lapsum")]
