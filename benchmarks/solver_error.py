@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import khot
-from khot._math import implicit, threshold
+from khot._math import cdfs, implicit, threshold
 from khot.bench import write
 
 N, K, SEED = 1000, 50, 0
@@ -77,7 +77,7 @@ def converged(x: Tensor, g: Tensor, temperature: float) -> tuple[Tensor, Tensor]
 
 def with_gradient(p: Tensor, g: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """p, and the gradient that the formula of the backward pass makes of it."""
-    dx, _ = implicit.topk_pull(g, p, torch.tensor(temperature, dtype=torch.float64), 0, 0.0)
+    dx, _ = implicit.topk_pull(g, p, torch.tensor(temperature, dtype=torch.float64), cdfs.SIGMOID_PLACE, 0.0)
     return p, dx
 
 
@@ -100,7 +100,7 @@ def stopped(name: str, x: Tensor, g: Tensor, temperature: float) -> list[str]:
     for steps in range(threshold.MAX_STEPS):
         # The eager solver, whichever kernel the library prefers, and its margins: no row is called unsolved on the way.
         with patch.object(threshold, "MAX_STEPS", steps), patch.object(threshold, "UNSOLVED_IS_NAN", False):
-            p = threshold.margin(x, k, t, None, None, 0, 0.0, early_stop=True).sigmoid()
+            p = threshold.margin(x, k, t, None, None, cdfs.SIGMOID_PLACE, 0.0, early_stop=True).sigmoid()
         errors = compare(with_gradient(p, g, temperature), exact)
         is_exact = max(errors) < ROUNDING
         if steps <= MOST_STEPS or is_exact:

@@ -4,11 +4,13 @@ import math
 from pathlib import Path
 
 import family
+import grid
 import pytest
 import scaling
 import solver_error
 import speed
 import successive_halving as halving
+import torch
 import worst
 
 from khot.bench import Settings, measure
@@ -35,6 +37,13 @@ def test_speed_tells_where_it_loses():
     row = {"name": "torch.topk", "shape": "16x64", "k": "4", "threads": "1", "forward_ratio": "0.5", "skipped": ""}
     assert "`torch.topk` takes 0.50 of khot's time" in speed.losses([row])
     assert speed.losses([{**row, "forward_ratio": "1.5"}]) == "Nowhere here."
+
+
+def test_grid_cells():
+    rows = [grid.measure("normal", torch.randn(64), 10, 1.0, kernel) for kernel in grid.KERNELS]
+    assert [row.failure for row in rows] == ["", ""]
+    assert rows[1].evaluations > 0
+    assert "| normal |" in grid.report(rows, 2)
 
 
 def test_worst_cases():

@@ -1,5 +1,7 @@
 """The call without the dispatcher, for a plain tensor and two numbers: the same results, and only where it may be."""
 
+import subprocess
+import sys
 from unittest.mock import patch
 
 import pytest
@@ -122,3 +124,12 @@ def test_the_solver_of_other_devices_reads_nothing_on_the_host():
         with pytest.raises(AssertionError, match="reads on the host"):
             threshold.topk(x, k, one, None, 0, 0.0, early_stop=True)
     torch.testing.assert_close(fixed, khot.sigmoid_topk(x, 5), rtol=0, atol=1e-6)
+
+
+@needs_native
+def test_plain_means_on_the_cpu_whatever_the_default_device_is():
+    code = (
+        "import torch; torch.set_default_device('meta'); import khot; x = torch.randn(3, 4); "
+        "assert not khot.kernels.is_plain(x); assert khot.sigmoid_topk(x, 2).is_meta"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -334,3 +334,54 @@ def test_bad_costs(costs, error, message):
 def test_bad_budget():
     with pytest.raises(ValueError, match="budget, must be ≥ 0; got -1"):
         khot.sigmoid_topk(torch.randn(4), -1, costs=torch.ones(4))
+
+
+# ── what once broke ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE], ids=str)
+@pytest.mark.parametrize("p", [1.005, 1.02, 1.1, 5.0, 10.0])
+def test_steep_norms_are_solved(p, dtype):
+    generator = torch.Generator().manual_seed(0)
+    for n in (1, 2, 10, 100):
+        x = torch.randn(50, n, generator=generator).to(dtype)
+        k = torch.rand(50, generator=generator).double() * n
+        for temperature in (1.0, 0.01):
+            y = khot.power_topk(x, k, p=p, temperature=temperature)
+            assert float(((y.double().sum(-1) - k).abs() / k.clamp(min=1)).max()) <= 1e-6
+
+
+@pytest.mark.parametrize("name", RELAXATIONS)
+def test_costs_learn_beside_infinite_and_masked_scores(name):
+    for special in (math.inf, -math.inf):
+        costs = torch.ones(4, requires_grad=True)
+        x = torch.tensor([special, 2.0, 1.0, 0.0])
+        y = RELAXATIONS[name].fn(x, 1.6, costs=costs, temperature=2.0)
+        (gradient,) = torch.autograd.grad(y[1], costs)
+        assert bool(gradient.isfinite().all())
+    free = torch.tensor([1.0, 0.0, 1.0, 1.0])  # a price of 0 where nothing may be bought
+    y = RELAXATIONS[name].fn(torch.randn(4), 2.0, costs=free, mask=free > 0)
+    assert y.sum().item() == pytest.approx(2, abs=1e-6)
+
+
+def test_forward_mode_with_costs_at_the_threshold():
+    """x = [1, 0, −1], k = 1.5: the middle entry has z = 0, where |z| has no slope."""
+    x, ones = torch.tensor([1.0, 0.0, -1.0], dtype=DOUBLE), torch.ones(3, dtype=DOUBLE)
+    for fn in (khot.sigmoid_topk, khot.laplace_topk, khot.normal_topk, khot.cauchy_topk):
+        forward, reverse = (
+            jacobian(lambda t, fn=fn: fn(t, 1.5, costs=ones))(x) for jacobian in (torch.func.jacfwd, torch.func.jacrev)
+        )
+        torch.testing.assert_close(forward, reverse)
+
+
+def test_forward_mode_over_forward_mode_is_refused():
+    """torch drops the second tangent of a custom Function."""
+    x = torch.randn(4, dtype=DOUBLE)
+    with pytest.raises(NotImplementedError, match="Forward mode over forward mode"):
+        torch.func.jacfwd(torch.func.jacfwd(lambda t: khot.normal_topk(t, 2)))(x)
+
+
+def test_a_count_of_numpy():
+    x = torch.randn(4)
+    for k in (np.float32(2), np.int64(2), np.array(2)):
+        torch.testing.assert_close(khot.laplace_topk(x, k), khot.laplace_topk(x, 2))

@@ -135,3 +135,40 @@ def test_bad_calls(select, embeddings, scores, k, error, message):
 def test_bad_boosts(make, value):
     with pytest.raises(ValueError, match="must be >"):
         make(value)
+
+
+def test_scores_far_apart():
+    """The best was lost when the worst was below −27."""
+    got = khot.successive_halving_topk(torch.eye(4), torch.tensor([10.0, -30.0, 0.0, 1.0]), 1)
+    assert got.weights.tolist() == [[1, 0, 0, 0]]
+    got = khot.successive_halving_topk(torch.eye(4), torch.tensor([1e5, -1e5, 50.0, 60.0]), 2)
+    assert got.weights.tolist() == [[1, 0, 0, 0], [0, 0, 0, 1]]
+
+
+@pytest.mark.parametrize("boost", [double_exp(20), linear(50)], ids=["double_exp", "linear"])
+def test_scores_of_minus_infinity_weigh_nothing(boost):
+    embeddings, scores = problem(n=8)
+    scores[[1, 2, 4, 6, 7]] = -torch.inf
+    scores.requires_grad_()
+    got = khot.successive_halving_topk(embeddings, scores, 2, boost=boost)
+    assert bool(got.scores.isfinite().all())
+    assert bool((got.weights[:, [1, 2, 4, 6, 7]] == 0).all())
+    (gradient,) = torch.autograd.grad(got.values.sum() + got.scores.sum(), scores)
+    assert bool(gradient.isfinite().all())
+    assert bool(khot.iterative_topk(embeddings, scores, 2).scores.isfinite().all())
+
+
+def test_half_precision_is_computed_in_float32():
+    scores = torch.tensor([4.0, 1.0, 5.0, 6.0]).half().requires_grad_()
+    got = khot.successive_halving_topk(torch.eye(4).half(), scores, 2)
+    assert got.values.dtype == got.weights.dtype == torch.float16
+    (gradient,) = torch.autograd.grad(got.values.sum(), scores)
+    assert bool(gradient.isfinite().all())
+
+
+def test_bad_sharpness():
+    embeddings, scores = problem(3, n=4)
+    with pytest.raises(ValueError, match=r"`alpha` must be > 0; got 0\.$"):
+        khot.iterative_topk(embeddings, scores, 2, alpha=0)
+    with pytest.raises(ValueError, match="`alpha` must broadcast"):
+        khot.iterative_topk(embeddings, scores, 2, alpha=torch.ones(2))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import khot
-from khot._math import implicit, select, threshold
+from khot._math import cdfs, implicit, select, threshold
 from khot.kernels import _native
 
 needs_native = pytest.mark.skipif(_native.LIBRARY is None, reason=_native.REASON)
@@ -36,12 +36,29 @@ def test_grid(name, dtype, path):
     for n in (64, 1000, 16384):
         x = scores(name, n, dtype)
         k, temperature = (t.flatten() for t in torch.meshgrid(*rows(counts(n), TEMPERATURES), indexing="ij"))
-        got = _native.sigmoid_topk(x.expand(len(k), n), k, temperature, None, PATHS[path])
+        got = _native.native_topk(x.expand(len(k), n), k, temperature, None, path=PATHS[path])
         expected = eager(x.double().expand(len(k), n), k, temperature).to(dtype)
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-6 if dtype == torch.float32 else 1e-10)
         assert bool(
             ((got.double().sum(-1) - k).abs() <= (1e-6 if dtype == torch.float32 else 1e-9) * k.clamp(min=1)).all()
         )
+
+
+@needs_native
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("place", [1, 4], ids=["laplace", "euclidean"])
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_family_on_the_grid(name, place, dtype, path):
+    for n in (64, 1000, 16384):
+        x = scores(name, n, dtype)
+        k, temperature = (t.flatten() for t in torch.meshgrid(*rows(counts(n), TEMPERATURES), indexing="ij"))
+        got = _native.native_topk(x.expand(len(k), n), k, temperature, None, cdfs.REGISTRY[place], PATHS[path])
+        exact = threshold.topk(x.double().expand(len(k), n), k, temperature, None, place, 0.0, early_stop=True)
+        assert bool(((got >= 0) & (got <= 1)).all())
+        torch.testing.assert_close(got, exact.to(dtype), rtol=0, atol=1e-6 if dtype == torch.float32 else 1e-9)
+        error = (got.double().sum(-1) - k).abs() / k.clamp(min=1)
+        assert float(error.max()) <= (1e-6 if dtype == torch.float32 else 1e-9)
 
 
 @needs_native
@@ -67,11 +84,12 @@ def test_margins_on_the_grid(name, path):
     masking=st.sampled_from(["none", "row", "full"]),
     special=st.sampled_from([None, INF, -INF, NAN]),
     path=st.sampled_from(sorted(PATHS)),
+    place=st.sampled_from([0, 1, 4]),
     whole=st.booleans(),
     seed=st.integers(0, 2**31),
 )
 @settings(max_examples=250, deadline=None)
-def test_values_and_gradients(batch, n, double, layout, masking, special, path, whole, seed):
+def test_values_and_gradients(batch, n, double, layout, masking, special, path, place, whole, seed):
     generator = torch.Generator().manual_seed(seed)
     dtype = torch.float64 if double else torch.float32
 
@@ -93,8 +111,9 @@ def test_values_and_gradients(batch, n, double, layout, masking, special, path, 
     k = k.floor() if whole else k
     temperature = 10 ** (4 * uniform(*batch) - 2)
 
-    got = _native.sigmoid_topk(x, k, temperature, mask, PATHS[path])
-    expected = eager(x, k, temperature, mask)
+    cdf = cdfs.REGISTRY[place]
+    got = _native.native_topk(x, k, temperature, mask, cdf, PATHS[path])
+    expected = threshold.topk(x, k, temperature, mask, place, 0.0, early_stop=True)
     torch.testing.assert_close(got, expected, rtol=0, atol=ATOL[dtype], equal_nan=True)
 
     margins = _native.margin(x.double(), k, temperature, mask, None, 0, 0.0, PATHS[path])
@@ -106,10 +125,11 @@ def test_values_and_gradients(batch, n, double, layout, masking, special, path, 
     hard = _native.hard_topk(coarse, k, mask, PATHS[path])
     torch.testing.assert_close(hard, select.k_hot(coarse, k, mask), rtol=0, atol=0, equal_nan=True)
 
-    dx, dk = _native.sigmoid_topk_pull(g, got, temperature, PATHS[path])
-    exact_dx, exact_dk = implicit.topk_pull(g.double(), got.double(), temperature, 0, 0.0)
+    dk = torch.zeros(batch, dtype=torch.float64)
+    dx = _native.native_pull(g, got, temperature, dk, cdf, PATHS[path])
+    exact_dx, exact_dk = implicit.topk_pull(g.double(), got.double(), temperature, place, 0.0)
     # Both are differences of numbers of this size, to so many digits; where Σv is all rounding there are none.
-    v, eps = got.double() * (1 - got.double()), torch.finfo(dtype).eps
+    v, eps = implicit.value(got.double(), temperature, cdf)[0], torch.finfo(dtype).eps
     clear = ~(v.sum(-1) < 1e-4)
     size = (v * g.abs().double()).amax(-1) / temperature
     close_dx = (dx.double() - exact_dx).abs().amax(-1) <= 50 * eps * size + 1e-30
@@ -122,7 +142,7 @@ def test_values_and_gradients(batch, n, double, layout, masking, special, path, 
 @needs_native
 def test_saturated_rows_have_zero_gradient():
     p = torch.tensor([[1.0, 0.0, 1.0], [0.5, 0.5, 1.0]])
-    dx, dk = _native.sigmoid_topk_pull(torch.randn(2, 3), p, torch.ones(2, dtype=torch.float64))
+    dx, dk = _native.topk_pull(torch.randn(2, 3), p, torch.ones(2, dtype=torch.float64), 0, 0.0)
     assert bool((dx[0] == 0).all())
     assert dk[0] == 0
     assert bool((dx[1, :2] != 0).all())
@@ -140,8 +160,8 @@ def test_same_bits_at_any_number_of_threads(shape, dtype, temperature):
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            p = _native.sigmoid_topk(x, k, t, None)
-            results.append((p, *_native.sigmoid_topk_pull(g, p, t)))
+            p = _native.native_topk(x, k, t, None)
+            results.append((p, *_native.topk_pull(g, p, t, 0, 0.0)))
     finally:
         torch.set_num_threads(before)
     for other in results[1:]:
@@ -160,7 +180,7 @@ def test_hard_selection_of_long_rows(name):
 @needs_native
 def test_kernel_is_what_the_op_runs():
     x = torch.randn(4, 50)
-    expected = _native.sigmoid_topk(x, *rows([5.0] * 4, [1.0] * 4), None)
+    expected = _native.native_topk(x, *rows([5.0] * 4, [1.0] * 4), None)
     assert torch.equal(khot.sigmoid_topk(x, 5), expected)
     assert "native" in khot.kernels.status()["cpu"]
 

@@ -84,3 +84,17 @@ def test_masked_targets_do_not_count():
 def test_bad_target():
     with pytest.raises(ValueError, match="`target` must have the shape"):
         khot.precision_at_k_loss(torch.randn(3, 4), torch.ones(4), 2)
+
+
+def test_chamfer_cosine_at_any_scale():
+    pair = torch.eye(2), torch.ones(2, 2)
+    for scale in (1e-30, 1e-15, 1e30):
+        assert float(chamfer_cosine(*(scale * t for t in pair))) == pytest.approx(0.5**0.5)
+    assert float(chamfer_cosine(torch.zeros(1, 2).half(), torch.ones(1, 2).half())) == 0
+    with pytest.raises(TypeError, match="one dtype"):
+        chamfer_cosine(torch.ones(1, 2), torch.ones(1, 2).double())
+
+
+def test_no_precision_of_nothing():
+    with pytest.raises(ValueError, match="`k` must be > 0"):
+        khot.precision_at_k_loss(torch.randn(4), torch.ones(4), 0)

@@ -90,3 +90,8 @@ def test_ties_go_to_the_lowest_index():
 def test_bad_k(k, error, message):
     with pytest.raises(error, match=message):
         khot.ordered_topk(torch.randn(2, 9), k)
+
+
+def test_an_infinite_score_leaves_the_other_slots_alone():
+    values = khot.soft_topk(torch.tensor([torch.inf, 1.0, 0.0]), 2).values
+    torch.testing.assert_close(values, torch.tensor([torch.inf, 0.6225]), rtol=0, atol=1e-4)

@@ -62,18 +62,46 @@ def temperature(value: Any, x: Tensor, dim: int) -> None:
     positive("temperature", value)
 
 
-def positive(name: str, value: Any) -> None:
+def positive(name: str, value: Any, hint: str = " For the limit 0, use `khot.hard_topk`.") -> None:
     """Raise if `value` is neither a tensor nor a number > 0."""
     if isinstance(value, Tensor):
         return
     _number(name, value)
     if not value > 0:
-        raise ValueError(f"`{name}` must be > 0; got {value}. For the limit 0, use `khot.hard_topk`.")
+        raise ValueError(f"`{name}` must be > 0; got {value}.{hint}")
+
+
+def not_negative(name: str, value: Any) -> None:
+    """Raise if `value` is neither a tensor nor a number ≥ 0."""
+    if isinstance(value, Tensor):
+        return
+    _number(name, value)
+    if not value >= 0:
+        raise ValueError(f"`{name}` must be ≥ 0; got {value}.")
+
+
+def sharpness(value: Any, scores: Tensor) -> None:
+    """Raise unless `value` is a positive number or a floating tensor that broadcasts to the rows of `scores`."""
+    positive("alpha", value, hint="")
+    if isinstance(value, Tensor):
+        if not value.is_floating_point():
+            raise TypeError(f"`alpha` must be a floating tensor; got {value.dtype}.")
+        _per_row("alpha", value, scores, -1)
+
+
+def same_length(selected: Tensor, target: Tensor) -> None:
+    """Raise unless both hold vectors of one length and dtype, on one device."""
+    same_device("target", target, selected, "selected")
+    if selected.dtype != target.dtype:
+        raise TypeError(f"`selected` and `target` must have one dtype; got {selected.dtype} and {target.dtype}.")
+    if selected.shape[-1] != target.shape[-1]:
+        got = f"{selected.shape[-1]} and {target.shape[-1]}"
+        raise ValueError(f"`selected` and `target` must have vectors of the same length; got {got}.")
 
 
 def above(name: str, value: Any, bound: float) -> None:
     """Raise unless `value` is a finite number > bound."""
-    _number(name, value)
+    _number(name, value, "a number")
     if not bound < value < float("inf"):
         raise ValueError(f"`{name}` must be > {bound} and finite; got {value}.")
 
@@ -170,14 +198,15 @@ def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"`{name}` must be one of {', '.join(map(repr, allowed))}; got {value!r}.")
 
 
-def _number(name: str, value: Any) -> None:
+def _number(name: str, value: Any, what: str = "a number or a torch.Tensor") -> None:
     # bool is an int to Python, but k=True is always a mistake; numpy's scalars count as numbers.
     if isinstance(value, bool) or not (isinstance(value, (int, float)) or _numpy_number(value)):
-        raise TypeError(f"`{name}` must be a number or a torch.Tensor; got {type(value).__name__}.")
+        raise TypeError(f"`{name}` must be {what}; got {type(value).__name__}.")
 
 
 def _numpy_number(value: Any) -> bool:
-    return hasattr(value, "dtype") and getattr(value, "ndim", None) == 0 and value.dtype.kind in "iuf"
+    kind = getattr(getattr(value, "dtype", None), "kind", "")
+    return kind in ("i", "u", "f") and getattr(value, "ndim", None) == 0
 
 
 def _per_row(name: str, value: Tensor, x: Tensor, dim: int) -> None:

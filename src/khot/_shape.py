@@ -63,7 +63,7 @@ def _per_row(value: float | Tensor, x: Tensor) -> Tensor:
     batch = x.shape[:-1]
     if isinstance(value, Tensor):
         return value.to(torch.float64).expand(batch)
-    return torch.full(batch, value, dtype=torch.float64, device=x.device)
+    return torch.full(batch, float(value), dtype=torch.float64, device=x.device)
 
 
 def normal(temperature: float, dtype: torch.dtype) -> float:

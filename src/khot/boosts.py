@@ -28,8 +28,8 @@ def double_exp(base: float = 20.0) -> Boost:
     rate = math.log(base)
 
     def boost(a: Tensor, b: Tensor) -> Tensor:
-        # base^b·(base^{a − b} − 1), each factor within the range of a float
-        return (rate * b).clamp(max=LARGEST).exp() * torch.expm1((rate * (a - b)).clamp(max=LARGEST))
+        # base^a·(1 − base^{b − a}), each factor within the range of a float
+        return (rate * a).clamp(max=LARGEST).exp() * -torch.expm1((rate * (b - a)).clamp(max=LARGEST))
 
     return boost
 

@@ -87,6 +87,10 @@ class SigmoidTopKTransform(transforms.Transform):
 
     __hash__ = None  # type: ignore[assignment]
 
+    def with_cache(self, cache_size: int = 1) -> SigmoidTopKTransform:
+        """The same with a cache of that size."""
+        return self if self._cache_size == cache_size else SigmoidTopKTransform(self.k, cache_size)
+
     def _call(self, x: Tensor) -> Tensor:
         return sigmoid_topk(x, self.k)
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from . import _check
+from ._shape import compute_dtype
 
 
 def chamfer_cosine(selected: Tensor, target: Tensor) -> Tensor:
@@ -26,8 +27,14 @@ def chamfer_cosine(selected: Tensor, target: Tensor) -> Tensor:
     """
     _check.vectors("selected", selected)
     _check.vectors("target", target)
-    if selected.shape[-1] != target.shape[-1]:
-        got = f"{selected.shape[-1]} and {target.shape[-1]}"
-        raise ValueError(f"`selected` and `target` must have vectors of the same length; got {got}.")
-    unit = [torch.nn.functional.normalize(t, dim=-1) for t in (selected, target)]
-    return (unit[0] @ unit[1].mT).amax(-2).mean(-1)
+    _check.same_length(selected, target)
+    unit = [_unit(t.to(compute_dtype(t.dtype))) for t in (selected, target)]
+    return (unit[0] @ unit[1].mT).amax(-2).mean(-1).to(selected.dtype)
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    """Of length 1, or 0; scaled first, so that no square overflows or underflows."""
+    largest = vectors.detach().abs().amax(-1, keepdim=True)
+    scaled = vectors / torch.where(largest == 0, 1.0, largest)
+    length = scaled.square().sum(-1, keepdim=True)
+    return scaled / torch.where(length == 0, 1.0, length).sqrt()

@@ -11,18 +11,18 @@
 #include <vector>
 
 extern "C" {
-void khot_sigmoid_topk_float(const float*, int64_t, int64_t, const double*, int64_t, const double*, int64_t, const uint8_t*, int64_t,
-                             int64_t, int, int, float*);
-void khot_sigmoid_topk_double(const double*, int64_t, int64_t, const double*, int64_t, const double*, int64_t, const uint8_t*, int64_t,
-                              int64_t, int, int, double*);
+void khot_topk_float(const float*, int64_t, int64_t, const double*, int64_t, const double*, int64_t, const uint8_t*, int64_t, int64_t,
+                     int, int, int, float*);
+void khot_topk_double(const double*, int64_t, int64_t, const double*, int64_t, const double*, int64_t, const uint8_t*, int64_t, int64_t,
+                      int, int, int, double*);
 void khot_sigmoid_margin_float(const float*, int64_t, int64_t, const double*, int64_t, const double*, int64_t, const uint8_t*, int64_t,
                                int64_t, int, int, float*, uint8_t*);
 void khot_sigmoid_margin_double(const double*, int64_t, int64_t, const double*, int64_t, const double*, int64_t, const uint8_t*, int64_t,
                                 int64_t, int, int, double*, uint8_t*);
 void khot_hard_topk_float(const float*, int64_t, int64_t, const double*, int64_t, const uint8_t*, int64_t, int64_t, int, int, float*);
 void khot_hard_topk_double(const double*, int64_t, int64_t, const double*, int64_t, const uint8_t*, int64_t, int64_t, int, int, double*);
-void khot_sigmoid_topk_pull_float(const float*, const float*, int64_t, int64_t, const double*, int64_t, int, int, float*, double*);
-void khot_sigmoid_topk_pull_double(const double*, const double*, int64_t, int64_t, const double*, int64_t, int, int, double*, double*);
+void khot_topk_pull_float(const float*, const float*, int64_t, int64_t, const double*, int64_t, int, int, int, float*, double*);
+void khot_topk_pull_double(const double*, const double*, int64_t, int64_t, const double*, int64_t, int, int, int, double*, double*);
 }
 
 namespace {
@@ -30,12 +30,12 @@ namespace {
 using Rng = std::mt19937_64;
 
 void topk(const float* x, int64_t rows, int64_t n, const double* k, const double* t, const uint8_t* m, int64_t ms, int threads, int path,
-          float* p) {
-  khot_sigmoid_topk_float(x, rows, n, k, 1, t, 1, m, n * ms, ms, threads, path, p);
+          int cdf, float* p) {
+  khot_topk_float(x, rows, n, k, 1, t, 1, m, n * ms, ms, threads, path, cdf, p);
 }
 void topk(const double* x, int64_t rows, int64_t n, const double* k, const double* t, const uint8_t* m, int64_t ms, int threads, int path,
-          double* p) {
-  khot_sigmoid_topk_double(x, rows, n, k, 1, t, 1, m, n * ms, ms, threads, path, p);
+          int cdf, double* p) {
+  khot_topk_double(x, rows, n, k, 1, t, 1, m, n * ms, ms, threads, path, cdf, p);
 }
 void margin(const float* x, int64_t rows, int64_t n, const double* k, const double* t, const uint8_t* m, int64_t ms, int threads, int path,
             float* z, uint8_t* left) {
@@ -51,11 +51,11 @@ void hard(const float* x, int64_t rows, int64_t n, const double* k, const uint8_
 void hard(const double* x, int64_t rows, int64_t n, const double* k, const uint8_t* m, int64_t ms, int threads, int path, double* out) {
   khot_hard_topk_double(x, rows, n, k, 1, m, n * ms, ms, threads, path, out);
 }
-void pull(const float* p, const float* g, int64_t rows, int64_t n, const double* t, int path, float* dx, double* dk) {
-  khot_sigmoid_topk_pull_float(p, g, rows, n, t, 1, 1, path, dx, dk);
+void pull(const float* p, const float* g, int64_t rows, int64_t n, const double* t, int path, int cdf, float* dx, double* dk) {
+  khot_topk_pull_float(p, g, rows, n, t, 1, 1, path, cdf, dx, dk);
 }
-void pull(const double* p, const double* g, int64_t rows, int64_t n, const double* t, int path, double* dx, double* dk) {
-  khot_sigmoid_topk_pull_double(p, g, rows, n, t, 1, 1, path, dx, dk);
+void pull(const double* p, const double* g, int64_t rows, int64_t n, const double* t, int path, int cdf, double* dx, double* dk) {
+  khot_topk_pull_double(p, g, rows, n, t, 1, 1, path, cdf, dx, dk);
 }
 
 template <class T> T any_bits(Rng& rng) {
@@ -113,9 +113,9 @@ template <class T> int fuzz(Rng& rng, long number) {
     t[(size_t)r] = rng() % 50 == 0 ? std::nan("") : std::pow(10, 10 * uniform(rng) - 6);
   }
   const uint8_t* m = mask.empty() ? nullptr : mask.data();
-  const int path = (int)(rng() % 2), threads = 1 + (int)(rng() % 2);
-  topk(x.data(), rows, n, k.data(), t.data(), m, stride, threads, path, p.data());
-  pull(p.data(), g.data(), rows, n, t.data(), path, dx.data(), dk.data());
+  const int path = (int)(rng() % 2), cdf = (int)(rng() % 6) % 3, threads = 1 + (int)(rng() % 2);
+  topk(x.data(), rows, n, k.data(), t.data(), m, stride, threads, path, cdf, p.data());
+  pull(p.data(), g.data(), rows, n, t.data(), path, cdf, dx.data(), dk.data());
   std::vector<T> chosen(x.size()), z(x.size());
   std::vector<uint8_t> left((size_t)rows);
   margin(x.data(), rows, n, k.data(), t.data(), m, stride, threads, path, z.data(), left.data());
@@ -143,8 +143,8 @@ template <class T> int fuzz(Rng& rng, long number) {
     const bool is_margin = left[(size_t)r] || std::fabs(margins - want) <= limit * std::fmax(want, 1);
     const bool good = is_flat && is_hard && is_margin && (std::isnan(want) ? std::isnan(sum) : in_range && std::fabs(sum - want) <= limit * std::fmax(want, 1));
     if (!good) {
-      std::printf("case %ld row %ld of %ld: n=%ld k=%.17g T=%.17g path=%d %s: sum %.17g, expected %.17g; hard sum %.17g, of margins %.17g\n", number, (long)r, (long)rows,
-                  (long)n, k[(size_t)r], t[(size_t)r], path, sizeof(T) == 4 ? "float" : "double", sum, want, ones, margins);
+      std::printf("case %ld row %ld of %ld: n=%ld k=%.17g T=%.17g path=%d cdf=%d %s: sum %.17g, expected %.17g; hard sum %.17g, of margins %.17g\n", number, (long)r, (long)rows,
+                  (long)n, k[(size_t)r], t[(size_t)r], path, cdf, sizeof(T) == 4 ? "float" : "double", sum, want, ones, margins);
       for (int64_t i = 0; i < n && i < 40; ++i)
         std::printf(m && !m[(r * n + i) * stride] ? "(%.9g) " : "%.9g ", (double)x[(size_t)(r * n + i)]);
       std::printf("\n");

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-REACH = 700.0  # e^700 is about the largest float64
+REACH = 69.0  # e^69 = 1e30: as far as F is looked at
 HALVINGS = 52
 Elementwise = Callable[[Tensor], Tensor]
 
@@ -83,6 +83,11 @@ def _sigmoid_density(z: Tensor) -> Tensor:
     return tail * (1 - tail)
 
 
+def _cauchy_quantile(y: Tensor) -> Tensor:
+    near = torch.minimum(y, 1 - y)  # sin and tan near π would round
+    return torch.where(y < 0.5, -1.0, 1.0) / torch.tan(math.pi * near)
+
+
 def _cauchy_density(z: Tensor) -> Tensor:
     return 1 / (math.pi * (1 + z.square()))
 
@@ -118,9 +123,9 @@ CAUCHY = Cdf(
     _cauchy,
     lambda z: _cauchy(-z),
     _cauchy_density,
-    lambda p: -1 / torch.tan(math.pi * p),
+    _cauchy_quantile,
     tails=_about_zero(lambda z: (_cauchy(z), _cauchy_density(z))),
-    slope_at=lambda y: torch.sin(math.pi * y).square() / math.pi,
+    slope_at=lambda y: torch.sin(math.pi * torch.minimum(y, 1 - y)).square() / math.pi,
 )
 
 
@@ -159,24 +164,24 @@ def power(p: float) -> Cdf:
 EUCLIDEAN = power(2.0)
 
 REGISTRY: list[Cdf] = [SIGMOID, LAPLACE, NORMAL, CAUCHY, EUCLIDEAN]
-"""An op names a cdf by its place here, or by `POWER` and its p."""
-POWER = -1
+"""An op names a cdf by its place here, or by `POWER_PLACE` and its p."""
+SIGMOID_PLACE, LAPLACE_PLACE, NORMAL_PLACE, CAUCHY_PLACE, EUCLIDEAN_PLACE = range(5)
+POWER_PLACE = -1
 
 
 def find(place: int, p: float) -> Cdf:
     """The cdf that is so named."""
-    return power(p) if place == POWER else REGISTRY[place]
+    return power(p) if place == POWER_PLACE else REGISTRY[place]
 
 
 def register(cdf: Cdf) -> int:
-    """Its place in the registry, new if need be."""
-    if cdf not in REGISTRY:
-        REGISTRY.append(cdf)
-    return REGISTRY.index(cdf)
+    """A new place in the registry."""
+    REGISTRY.append(cdf)
+    return len(REGISTRY) - 1
 
 
 def bisect(cdf: Elementwise, share: Tensor) -> Tensor:
-    """F⁻¹ by halving, for shares in (0, 1); to some 1e-12 relative."""
+    """F⁻¹ by halving within ±1e30, for shares in (0, 1)."""
     low, high = torch.full_like(share, -REACH), torch.full_like(share, REACH)
 
     def spread(t: Tensor) -> Tensor:

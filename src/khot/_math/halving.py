@@ -34,10 +34,11 @@ def tournament(
             break
         half = scores.shape[-1] // 2
         best, worst = scores[..., :half], scores[..., half:].flip(-1)
-        is_padding = worst.isneginf()
-        worst = torch.where(is_padding, best, worst)  # a number that harms no derivative
-        weight = torch.where(is_padding, 1.0, boost(best, worst).sigmoid())
-        scores = weight * best + (1 - weight) * worst
+        is_void = worst.isneginf()  # padding, or a score of −inf: it weighs nothing
+        inner = torch.where(best.isneginf(), 0.0, best)  # numbers that harm no derivative
+        worst = torch.where(is_void, inner, worst)
+        weight = torch.where(is_void, 1.0, boost(inner, worst).sigmoid())
+        scores = torch.where(is_void, best, weight * inner + (1 - weight) * worst)
         pair = weight.unsqueeze(-1), (1 - weight).unsqueeze(-1)
         embeddings = pair[0] * embeddings[..., :half, :] + pair[1] * embeddings[..., half:, :].flip(-2)
         shares = torch.cat((pair[0] * shares[..., :half, :], pair[1] * shares[..., half:, :].flip(-2)), -1)

@@ -17,6 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+NEAR = 1e-3  # a ρ that rounding may leave where F is steep
+
 
 class Point(NamedTuple):
     """The threshold `anchor + T·shift`; both (…, 1) float64."""
@@ -51,7 +53,8 @@ def find_root(
     steps: int,
     early_stop: bool,
     tolerance: float,
-) -> Point:
+    finest: float,
+) -> tuple[Point, Tensor]:
     """Newton's method on ρ inside a bracket that only shrinks; the last evaluation is at the returned point.
 
     A Newton step is taken when it stays in the bracket and is at most half as long as the step before; otherwise the
@@ -71,6 +74,10 @@ def find_root(
         steps: how many steps to take at the most.
         early_stop: read on the host whether all rows are done. Without it exactly `steps` steps are taken.
         tolerance: the ρ at which a row is done.
+        finest: in units of T, what is so small that a rounding of it tells no points apart.
+
+    Returns:
+        The points, and (…, 1) bool, the rows whose bracket has no room left: solved as well as points differ.
     """
     eps = torch.finfo(dtype).eps
     (low, high), (excess_low, excess_high) = bracket, excess
@@ -80,6 +87,7 @@ def find_root(
     last_step = torch.full_like(start.shift, torch.inf)
     halve = torch.ones_like(active)  # how a row's next division goes
     residual = evaluate(point)
+    collapsed, last_ratio = torch.zeros_like(active), torch.full_like(start.shift, torch.nan)
     for _ in range(steps):
         above = residual.ratio > 0  # the root lies above this point
         low, high = _where(above, point, low), _where(above, high, point)
@@ -88,7 +96,10 @@ def find_root(
         to_low, to_high = _distance(point, low, temperature), _distance(point, high, temperature)
 
         width = to_high - to_low
-        collapsed = width <= eps * point.shift.abs().clamp(min=1)
+        # Two points near the root with the same ρ are as good as one.
+        is_same = (residual.ratio == last_ratio) & (residual.ratio.abs() <= NEAR)
+        collapsed = (width <= eps * point.shift.abs().clamp(min=finest)) | is_same
+        last_ratio = residual.ratio
         done = (residual.ratio.abs() <= tolerance + residual.noise) | collapsed | ~active
         if early_stop and bool(done.all()):
             break
@@ -105,7 +116,7 @@ def find_root(
         last_step = torch.where(is_safe, newton.abs(), torch.inf)
         point = _where(done, point, nearest(moved, temperature, dtype, bounds))
         residual = evaluate(point)
-    return point
+    return point, collapsed
 
 
 def nearest(point: Point, temperature: Tensor, dtype: torch.dtype, bounds: tuple[Tensor, Tensor]) -> Point:

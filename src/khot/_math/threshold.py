@@ -4,8 +4,8 @@
 
     Σ_{below} c·F(z) + (N − k)⁺  =  Σ_{above} c·(1 − F(z)) + (N − k)⁻
 
-Neither side subtracts, so saturated rows keep all their digits; and ρ = log(left) − log(right) is nearly linear in τ
-even where Σ c·F(z) − k is flat, so that Newton's method crosses a plateau, where every y is 0 or 1 to machine
+No number near 1 is summed, so saturated rows keep all their digits; and ρ = log(left) − log(right) is nearly linear in
+τ even where Σ c·F(z) − k is flat, so that Newton's method crosses a plateau, where every y is 0 or 1 to machine
 precision, in one step.
 """
 
@@ -88,9 +88,8 @@ def value(cdf: Cdf, z: Tensor, k: Tensor, costs: Tensor | None) -> Tensor:
 def smooth_value(cdf: Cdf, z: Tensor, k: Tensor, costs: Tensor | None) -> Tensor:
     """The same, differentiable in z: what is given back is a constant."""
     y = cdfs.value(cdf, z)
-    with torch.no_grad():
-        rounding = value(cdf, z, k, costs) - y
-    return y + rounding
+    constants = (t if t is None else t.detach() for t in (z, k, costs))
+    return y + (value(cdf, *constants) - y.detach())  # type: ignore[arg-type]
 
 
 def _quickly(x: Tensor, k: Tensor, temperature: Tensor) -> Tensor | None:
@@ -154,9 +153,9 @@ def solve(
 
     share = torch.where(regular, rest / free, 0.5)
     tied = _quantile(cdf, share)  # z if all scores were equal
-    tails = Tails(cdf, x, k, temperature, costs, early_stop)
-    point = find_root(
-        tails,
+    balance = Balance(cdf, x, k, temperature, costs, early_stop)
+    point, is_closed = find_root(
+        balance,
         start=_start(cdf, x, low, high, free, share, tied, temperature, costs, early_stop),
         bracket=(Point(low, -tied), Point(high, -tied)),
         excess=(free - rest, -rest),
@@ -166,13 +165,14 @@ def solve(
         active=regular,
         steps=MAX_STEPS if early_stop else FIXED_STEPS,
         early_stop=early_stop,
-        tolerance=tails.tolerance,
+        tolerance=balance.tolerance,
+        finest=1.0 if cdf.smooth else torch.finfo(x.dtype).tiny,
     )
     if UNSOLVED_IS_NAN:
-        regular = regular & tails.is_solved
+        regular = regular & (balance.is_solved | (is_closed & balance.is_near))
     limit = torch.where(rest == 0, torch.inf, torch.where(rest == free, -torch.inf, torch.nan))
     limit = torch.where((temperature > 0) & ~free.isnan(), limit, torch.nan)
-    return Root(x, Point(point.anchor, torch.where(regular, point.shift + tails.last_step, limit)))
+    return Root(x, Point(point.anchor, torch.where(regular, point.shift + balance.last_step, limit)))
 
 
 def _margins(root: Root, temperature: Tensor) -> Tensor:
@@ -221,7 +221,7 @@ def tail_sums(at: cdfs.Tails, k: Tensor, costs: Tensor | None) -> TailSums:
     return TailSums(row_sum(count) - k, lower, upper, lower_slope, upper_slope)
 
 
-class Tails:
+class Balance:
     """Evaluates ρ at a point; holds the row-sized buffers of one solve."""
 
     def __init__(
@@ -260,6 +260,8 @@ class Tails:
         noise = 4 * self.info.eps * (-log_left).nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
         # Twice the solver's own tolerance is still beyond doubt.
         near = ratio.abs() <= 2 * self.tolerance + noise
+        # Where F is steep, the last two points may differ by more than that; what is missing is then given back.
+        self.is_near = (left - right).abs() <= 1e-3 * self.k + self.info.eps
         self.is_solved = near | ((left - right).abs() <= 4 * self.info.eps * self.k.clamp(min=1))
         return Residual(ratio, slope, left - right, noise)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._math import threshold
+from .._math import cdfs, threshold
 from .._shape import compute_dtype
 from ..relaxations._hard import hard_topk
 from ..relaxations._threshold import sigmoid_topk
@@ -37,11 +37,13 @@ from .rivals import Rival as Rival
 def eager(x: Tensor, k: float) -> Tensor:
     """σ_k where no native library was built, forward only."""
     one = torch.ones(x.shape[:-1], dtype=torch.float64, device=x.device)
-    return threshold.topk(x.to(compute_dtype(x.dtype)), k * one, one, None, 0, 0.0, early_stop=True).to(x.dtype)
+    return threshold.topk(
+        x.to(compute_dtype(x.dtype)), k * one, one, None, cdfs.SIGMOID_PLACE, 0.0, early_stop=True
+    ).to(x.dtype)
 
 
 def steps(n: int, k: float) -> float:
-    """Of the eager solver's loop."""
+    """The longest loop of the eager solver."""
     return threshold.MAX_STEPS
 
 

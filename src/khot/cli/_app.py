@@ -16,7 +16,7 @@ from ._bench import bench
 
 app = typer.Typer(
     name="khot",
-    help="Everything softmax does for one-hot, done for k-hot: differentiable and stochastic top-k for PyTorch.",
+    help="Everything softmax does for one-hot, done for k-hot: differentiable top-k for PyTorch.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",

@@ -32,7 +32,7 @@ def run(out: Path) -> None:
     (gradient,) = torch.autograd.grad(p[2], x)
 
     console.print("\n[bold]σ_k, the sigmoid top-k[/bold]: everything softmax does for one-hot, done for k-hot\n")
-    console.print(Syntax(EXAMPLE, "python", background_color="default"))
+    console.print(Syntax(EXAMPLE, "python", theme="ansi_light", background_color="default"))
     console.print(f"   p      = {_numbers(p)}   sum = {p.sum():.6f}")
     console.print(f"   x.grad = {_numbers(gradient)}   sum = {gradient.sum():+.6f}\n")
     console.print(_table(x.detach()))
@@ -45,7 +45,7 @@ def run(out: Path) -> None:
         console.print("No picture: it needs matplotlib, pip install 'khot[plot]'.")
     else:
         console.print(f"Picture: [bold]{out}[/bold]")
-    console.print("Next: the README's example, docs/sigmoid-topk.md, and help(khot.sigmoid_topk).\n")
+    console.print("Next: khot bench --shape 4096x64 --k 6, khot info, docs/sigmoid-topk.md, help(khot.sigmoid_topk).\n")
 
 
 def _table(x: Tensor) -> Table:

@@ -10,9 +10,11 @@ from functools import partial
 from .._math import threshold
 from .._math.ops import LIBRARY
 from . import _native
-from ._native import is_plain, sigmoid_topk, sigmoid_topk_dx
+from ._native import is_plain as is_plain
+from ._native import native_pull as native_pull
+from ._native import native_topk as native_topk
 
-__all__ = ["is_plain", "sigmoid_topk", "sigmoid_topk_dx", "status"]
+__all__ = ["status"]
 
 
 def status() -> dict[str, str]:

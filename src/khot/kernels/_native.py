@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from .._math import implicit, threshold
-from .._math.cdfs import SIGMOID, find
+from .._math.cdfs import EUCLIDEAN, LAPLACE, SIGMOID, Cdf, find
 
-ABI = 3  # khot_abi() in native/khot.cpp
+ABI = 4  # khot_abi() in native/khot.cpp
 HERE = Path(__file__).parent
 WIDE, PORTABLE = 1, 0  # the path: the widest vectors this machine has, or one lane at a time
 
@@ -23,15 +23,16 @@ _COLUMN = (_POINTER, _LONG)  # one number per row: address, stride
 _ROWS = (_POINTER, _LONG, _LONG)  # scores, rows, n
 _MASK = (_POINTER, _LONG, _LONG)  # address, stride of rows, stride
 _SIGNATURES = {
-    # x, k, T, mask, threads, path, p
-    "khot_sigmoid_topk_": (*_ROWS, *_COLUMN, *_COLUMN, *_MASK, _INT, _INT, _POINTER),
+    # x, k, T, mask, threads, path, cdf, y
+    "khot_topk_": (*_ROWS, *_COLUMN, *_COLUMN, *_MASK, _INT, _INT, _INT, _POINTER),
     # x, k, T, mask, threads, path, z, is_left
     "khot_sigmoid_margin_": (*_ROWS, *_COLUMN, *_COLUMN, *_MASK, _INT, _INT, _POINTER, _POINTER),
     # x, k, mask, threads, path, out
     "khot_hard_topk_": (*_ROWS, *_COLUMN, *_MASK, _INT, _INT, _POINTER),
-    # p, g, T, threads, path, dx, dk
-    "khot_sigmoid_topk_pull_": (_POINTER, *_ROWS, *_COLUMN, _INT, _INT, _POINTER, _POINTER),
+    # y, g, T, threads, path, cdf, dx, dk
+    "khot_topk_pull_": (_POINTER, *_ROWS, *_COLUMN, _INT, _INT, _INT, _POINTER, _POINTER),
 }
+_CDFS = {SIGMOID: 0, LAPLACE: 1, EUCLIDEAN: 2}  # khot::Cdf in native/kernels.h
 _NAMES = {torch.float32: "float", torch.float64: "double"}
 
 
@@ -57,7 +58,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     except (OSError, AttributeError) as error:
         return None, f"eager torch (native library does not load: {error})"
     width = "AVX2" if library.khot_has_avx2() else "portable"
-    return library, f"native, {width} ({built})"
+    what = "sigmoid, Laplace and Euclidean top-k, hard top-k; eager torch for the rest and with costs"
+    return library, f"native, {width}, for {what} ({built})"
 
 
 LIBRARY, REASON = _load()
@@ -72,9 +74,9 @@ _FUNCTIONS = {
 _keys: Callable[[Tensor], object] = getattr(torch._C, "_dispatch_keys", lambda t: object())
 _transforms_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 _modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
-_PLAIN = [_keys(torch.empty(0))]
+_PLAIN = [_keys(torch.empty(0, device="cpu"))]
 with torch.inference_mode():
-    _PLAIN.append(_keys(torch.empty(0)))
+    _PLAIN.append(_keys(torch.empty(0, device="cpu")))
 
 
 def is_plain(*tensors: Tensor) -> bool:
@@ -90,28 +92,36 @@ def is_plain(*tensors: Tensor) -> bool:
 
 
 def topk(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, cdf: int, p: float) -> Tensor:
-    """As `_math.threshold.topk`, which takes what is not σ_k."""
-    if find(cdf, p) is SIGMOID:
-        return sigmoid_topk(x, k, temperature, mask)
+    """As `_math.threshold.topk`, which takes the cdfs that have no kernel."""
+    made = find(cdf, p)
+    if made in _CDFS:
+        return native_topk(x, k, temperature, mask, made)
     return threshold.topk(x, k, temperature, mask, cdf, p, early_stop=True)
 
 
 def topk_pull(g: Tensor, y: Tensor, temperature: Tensor, cdf: int, p: float) -> tuple[Tensor, Tensor]:
-    """As `_math.implicit.topk_pull`, which takes what is not σ_k."""
-    if find(cdf, p) is SIGMOID:
-        return sigmoid_topk_pull(g, y, temperature)
-    return implicit.topk_pull(g, y, temperature, cdf, p)
+    """As `_math.implicit.topk_pull`, which takes the cdfs that have no kernel."""
+    made = find(cdf, p)
+    if made not in _CDFS:
+        return implicit.topk_pull(g, y, temperature, cdf, p)
+    dk = torch.zeros(y.shape[:-1], dtype=torch.float64, device="cpu")
+    return native_pull(g, y, temperature, dk, made), dk
 
 
-def sigmoid_topk(
-    x: Tensor, k: float | Tensor, temperature: float | Tensor, mask: Tensor | None, path: int = WIDE
+def native_topk(
+    x: Tensor,
+    k: float | Tensor,
+    temperature: float | Tensor,
+    mask: Tensor | None,
+    cdf: Cdf = SIGMOID,
+    path: int = WIDE,
 ) -> Tensor:
-    """σ_k; `k` and `temperature` may also be numbers."""
+    """y = F(z); `k` and `temperature` may be numbers."""
     x = x.contiguous()
-    p = torch.empty_like(x)
-    if p.numel():
-        _solve("khot_sigmoid_topk_", x, k, temperature, mask, path, p)
-    return p
+    y = torch.empty_like(x)
+    if y.numel():
+        _solve("khot_topk_", x, k, temperature, mask, path, _CDFS[cdf], y.data_ptr())
+    return y
 
 
 def _solve(
@@ -120,10 +130,9 @@ def _solve(
     k: float | Tensor,
     temperature: float | Tensor,
     mask: Tensor | None,
-    path: int,
-    *results: Tensor,
+    *others: int,
 ) -> None:
-    """Call one of the two functions that take rows, and have the results written."""
+    """Call one of the two functions that take rows; the other arguments are those after the threads."""
     n = x.shape[-1]
     k, *k_place = _column(k)
     temperature, *temperature_place = _column(temperature)
@@ -136,8 +145,7 @@ def _solve(
         *temperature_place,
         *mask_place,
         torch.get_num_threads(),
-        path,
-        *(result.data_ptr() for result in results),
+        *others,
     )
 
 
@@ -159,8 +167,8 @@ def margin(
         return threshold.margin(x, k, temperature, mask, costs, cdf, p, early_stop=True)
     x, n = x.contiguous(), x.shape[-1]
     z = torch.empty_like(x)
-    is_left = torch.empty(z.numel() // n, dtype=torch.bool)
-    _solve("khot_sigmoid_margin_", x, k, temperature, mask, path, z, is_left)
+    is_left = torch.empty(z.numel() // n, dtype=torch.bool, device="cpu")
+    _solve("khot_sigmoid_margin_", x, k, temperature, mask, path, z.data_ptr(), is_left.data_ptr())
     if bool(is_left.any()):
         rows = [t.reshape(len(is_left), -1)[is_left] for t in (x, k, temperature)]
         allowed = None if mask is None else mask.reshape(-1, n)[is_left]
@@ -169,29 +177,29 @@ def margin(
     return z
 
 
-def sigmoid_topk_pull(g: Tensor, p: Tensor, temperature: Tensor, path: int = WIDE) -> tuple[Tensor, Tensor]:
-    """Cotangents of x and k for that of p = σ_k."""
-    dk = torch.zeros(p.shape[:-1], dtype=torch.float64)
-    return sigmoid_topk_dx(g, p, temperature, dk, path), dk
-
-
-def sigmoid_topk_dx(
-    g: Tensor, p: Tensor, temperature: float | Tensor, dk: Tensor | None = None, path: int = WIDE
+def native_pull(
+    g: Tensor,
+    y: Tensor,
+    temperature: float | Tensor,
+    dk: Tensor | None = None,
+    cdf: Cdf = SIGMOID,
+    path: int = WIDE,
 ) -> Tensor:
-    """The cotangent of x alone; that of k is written to `dk` if it is given."""
-    g, p, n = (g if g.dtype == p.dtype else g.to(p.dtype)).contiguous(), p.contiguous(), p.shape[-1]
-    dx = torch.empty_like(p)
+    """The cotangent of x for that of y; that of k is written to `dk` if it is given."""
+    g, y, n = (g if g.dtype == y.dtype else g.to(y.dtype)).contiguous(), y.contiguous(), y.shape[-1]
+    dx = torch.empty_like(y)
     if dx.numel() == 0:
         return dx
     temperature, *temperature_place = _column(temperature)
-    _FUNCTIONS["khot_sigmoid_topk_pull_", p.dtype](  # type: ignore[misc]
-        p.data_ptr(),
+    _FUNCTIONS["khot_topk_pull_", y.dtype](  # type: ignore[misc]
+        y.data_ptr(),
         g.data_ptr(),
         dx.numel() // n,
         n,
         *temperature_place,
         torch.get_num_threads(),
         path,
+        _CDFS[cdf],
         dx.data_ptr(),
         None if dk is None else dk.data_ptr(),
     )

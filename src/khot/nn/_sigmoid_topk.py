@@ -33,6 +33,7 @@ class SigmoidTopK(nn.Module):
     ) -> None:
         super().__init__()
         _check.positive("temperature", temperature)
+        _check.not_negative("k", k)
         if isinstance(k, Tensor) and not isinstance(k, nn.Parameter):
             self.register_buffer("k", k)
         else:

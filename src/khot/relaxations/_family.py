@@ -12,8 +12,6 @@ from .. import _check
 from .._math import cdfs
 from ._implicit import check_call, relax
 
-LAPLACE, NORMAL, CAUCHY, EUCLIDEAN = map(cdfs.register, (cdfs.LAPLACE, cdfs.NORMAL, cdfs.CAUCHY, cdfs.EUCLIDEAN))
-
 
 def laplace_topk(
     x: Tensor,
@@ -43,7 +41,7 @@ def laplace_topk(
     Reference: Struski et al., "LapSum: one method to differentiate them all" (2025).
     """
     check_call(x, k, dim, temperature, mask, costs)
-    return relax(LAPLACE, x, k, dim, temperature, mask, costs)
+    return relax(cdfs.LAPLACE_PLACE, x, k, dim, temperature, mask, costs)
 
 
 def normal_topk(
@@ -71,7 +69,7 @@ def normal_topk(
         tensor([0.9332, 0.6915, 0.3085, 0.0668])
     """
     check_call(x, k, dim, temperature, mask, costs)
-    return relax(NORMAL, x, k, dim, temperature, mask, costs)
+    return relax(cdfs.NORMAL_PLACE, x, k, dim, temperature, mask, costs)
 
 
 def cauchy_topk(
@@ -83,7 +81,7 @@ def cauchy_topk(
     mask: Tensor | None = None,
     costs: Tensor | None = None,
 ) -> Tensor:
-    """Soft top-k with the Cauchy cdf: heavy tails, and gradients that never vanish.
+    """Soft top-k with the Cauchy cdf: heavy tails, and gradients that reach far.
 
     `F(z) = ½ + atan(z)/π`; `τ` such that `Σ F((x − τ)/T) = k`.
 
@@ -92,14 +90,15 @@ def cauchy_topk(
         k, dim, temperature, mask, costs: as for `sigmoid_topk`.
 
     Returns:
-        As `sigmoid_topk`. Smooth; y falls as 1/|z|, so that a hard result needs a far smaller temperature.
+        As `sigmoid_topk`. Smooth; y falls as 1/|z| and its gradient as 1/z², so that a hard result needs a far smaller
+        temperature. The gradient is 0 only where y rounds to 0 or 1.
 
     Examples:
         >>> cauchy_topk(torch.tensor([2.0, 1.0, 0.0, -1.0]), 2)
         tensor([0.8128, 0.6476, 0.3524, 0.1872])
     """
     check_call(x, k, dim, temperature, mask, costs)
-    return relax(CAUCHY, x, k, dim, temperature, mask, costs)
+    return relax(cdfs.CAUCHY_PLACE, x, k, dim, temperature, mask, costs)
 
 
 def euclidean_topk(
@@ -131,7 +130,7 @@ def euclidean_topk(
     Reference: Wang and Lu, "Projection onto the capped simplex" (2015); it is also the budget layer of entmax.
     """
     check_call(x, k, dim, temperature, mask, costs)
-    return relax(EUCLIDEAN, x, k, dim, temperature, mask, costs)
+    return relax(cdfs.EUCLIDEAN_PLACE, x, k, dim, temperature, mask, costs)
 
 
 def power_topk(
@@ -164,7 +163,8 @@ def power_topk(
     """
     _check.above("p", p, 1)
     check_call(x, k, dim, temperature, mask, costs)
-    return relax(EUCLIDEAN if p == 2 else cdfs.POWER, x, k, dim, temperature, mask, costs, float(p))
+    place = cdfs.EUCLIDEAN_PLACE if p == 2 else cdfs.POWER_PLACE
+    return relax(place, x, k, dim, temperature, mask, costs, float(p))
 
 
 class Relaxation(Protocol):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _check
+from .. import _check, _shape
 from .._math import halving
 from ..boosts import Boost, double_exp
 
@@ -37,7 +37,7 @@ def successive_halving_topk(
 
     Args:
         embeddings: (…, n, d).
-        scores: (…, n), of the same batch shape; for the default boost in [0, 1].
+        scores: (…, n), of the same batch shape; for the default boost in [0, 1]. −inf weighs nothing beside another.
         k: how many, 1 ≤ k ≤ n. n need not be k times a power of two: absent partners weigh nothing.
         boost: how sharply pairs are told apart, from `khot.boosts`; the released code's `double_exp(20)` if not given.
         with_weights: whether to write out the (…, k, n) weights, which take far more memory than the rest.
@@ -54,13 +54,15 @@ def successive_halving_topk(
     Reference: Pietruszka, Borchmann and Garncarek, "Successive Halving Top-k Operator" (2021).
     """
     _check.selection(embeddings, scores, k)
-    values, left, members, shares = halving.tournament(embeddings, scores, k, boost or double_exp(20.0))
+    dtype, inner = scores.dtype, _shape.compute_dtype(scores.dtype)
+    played = halving.tournament(embeddings.to(inner), scores.to(inner), k, boost or double_exp(20.0))
+    values, left, members, shares = played
     if not with_weights:
-        return Selection(values, left, None)
+        return Selection(values.to(dtype), left.to(dtype), None)
     n = scores.shape[-1]
     weights = shares.new_zeros(*shares.shape[:-1], n)
     weights = weights.scatter_add(-1, members.clamp(max=n - 1), torch.where(members < n, shares, 0.0))
-    return Selection(values, left, weights)
+    return Selection(values.to(dtype), left.to(dtype), weights.to(dtype))
 
 
 def iterative_topk(embeddings: Tensor, scores: Tensor, k: int, *, alpha: float | Tensor = 1.0) -> Selection:
@@ -87,13 +89,17 @@ def iterative_topk(embeddings: Tensor, scores: Tensor, k: int, *, alpha: float |
     (2018).
     """
     _check.selection(embeddings, scores, k)
-    _check.positive("alpha", alpha)
+    _check.sharpness(alpha, scores)
+    dtype, inner = scores.dtype, _shape.compute_dtype(scores.dtype)
+    embeddings, scores = embeddings.to(inner), scores.to(inner)
     if isinstance(alpha, Tensor):
-        alpha = alpha.to(scores.dtype)[..., None, None]
+        alpha = alpha.to(inner)[..., None, None]
     order = scores.detach().argsort(dim=-1, descending=True, stable=True)
     rank = order.argsort(dim=-1).unsqueeze(-2)
     slots = torch.arange(k, device=scores.device).unsqueeze(-1)
     peaks = scores.gather(-1, order[..., :k]).unsqueeze(-1)
     logits = -alpha * (scores.unsqueeze(-2) - peaks).square()
     weights = logits.masked_fill(rank < slots, -torch.inf).softmax(-1)
-    return Selection(weights @ embeddings, (weights @ scores.unsqueeze(-1)).squeeze(-1), weights)
+    finite = torch.where(scores.isneginf(), 0.0, scores)
+    values, left = weights @ embeddings, (weights @ finite.unsqueeze(-1)).squeeze(-1)
+    return Selection(values.to(dtype), left.to(dtype), weights.to(dtype))

@@ -73,7 +73,11 @@ def margins(
     rows = _shape.to_rows(x, k, temperature, mask, dim, dtype)
     if costs is not None:
         costs = _shape.per_entry(costs, x, dim, dtype)
-        rows = rows._replace(x=rows.x / costs)
+        if rows.mask is not None:
+            costs = torch.where(rows.mask, costs, 1.0)  # what cannot be chosen costs nothing, whatever is written there
+        infinite = rows.x.isinf()
+        per_cost = torch.where(infinite, 0.0, rows.x) / costs
+        rows = rows._replace(x=torch.where(infinite, rows.x.detach(), per_cost))
     return Margins(apply(_Margin, _ForwardMargin, *rows, costs, cdf, p), rows, costs)
 
 
@@ -91,12 +95,23 @@ def apply(plain: type[Implicit], forward: type[Implicit], *arguments: Any) -> Te
     if torch.compiler.is_compiling():
         result = plain.apply(*arguments)
     elif _transforms_active():
+        _refuse_nested_forward_mode()
         result = forward.apply(*arguments)
     elif _is_constant(arguments):
         result = forward.forward(*arguments)
     else:
         result = super(torch.autograd.Function, forward).apply(*arguments)  # type: ignore[misc]
     return result
+
+
+def _refuse_nested_forward_mode() -> None:
+    """torch drops the second tangent of a Function in forward mode over forward mode, without a word."""
+    stack: list[Any] = getattr(torch._C._functorch, "get_interpreter_stack", list)() or []
+    if sum(level.key() == torch._C._functorch.TransformType.Jvp for level in stack) > 1:
+        raise NotImplementedError(
+            "Forward mode over forward mode (jacfwd of jacfwd) is not possible with torch's custom functions. "
+            "Use torch.func.hessian, jacfwd(jacrev) or jacrev(jacfwd)."
+        )
 
 
 def _is_constant(arguments: tuple[Any, ...]) -> bool:

@@ -38,6 +38,8 @@ def precision_at_k_loss(
         >>> precision_at_k_loss(torch.tensor([2.0, 1.0, 0.0, -1.0]), torch.tensor([1, 0, 1, 0]), 2, temperature=0.1)
         tensor(0.4967)
     """
+    if not isinstance(k, Tensor):
+        _check.above("k", k, 0)
     hits, count, _ = _hits(x, target, k, dim, temperature, mask, reduction)
     return _reduce(1 - hits / count, reduction, x.dtype)
 
@@ -87,7 +89,7 @@ def _hits(
     _check.one_of("reduction", reduction, ("mean", "sum", "none"))
     y = target.to(torch.float64)
     if mask is not None:
-        y = y * mask
+        y = torch.where(mask, y, 0.0)
     hits = (y * sigmoid_topk(x, k, dim=dim, temperature=temperature, mask=mask)).sum(dim)
     return hits, torch.as_tensor(k, dtype=torch.float64, device=x.device), y.sum(dim)
 

@@ -33,7 +33,8 @@ def ordered_topk(
         dim, temperature, mask: as for `sigmoid_topk`.
 
     Returns:
-        (…, k, n), whatever `dim` was: nonnegative, rows sum to 1, columns to `f(x, k)`; for T → 0 row j is one-hot at
+        (…, k, n), whatever `dim` was: nonnegative, rows sum to 1 (to a rounding of k), columns to
+        `f(x, k)`; for T → 0 row j is one-hot at
         the j-th greatest score. One solve of k rows for each row of `x`.
 
     Examples:
@@ -81,7 +82,8 @@ def soft_topk(
         dim, temperature, mask: as for `ordered_topk`.
 
     Returns:
-        values, indices and weights. The values tend to those of `torch.topk` as T → 0; a score of −inf weighs nothing.
+        values, indices and weights. The values tend to those of `torch.topk` as T → 0. A score of −inf weighs nothing,
+        and a slot in which +inf has a share is +inf.
 
     Examples:
         >>> soft_topk(torch.tensor([0.0, 2.0, 1.0]), 2, temperature=0.1)[:2]
@@ -91,7 +93,8 @@ def soft_topk(
     rows = _shape.last(x, dim)
     if mask is not None:
         rows = rows.masked_fill(~_shape.last(mask.expand(x.shape), dim), -torch.inf)
-    used = torch.where(rows.isneginf(), 0.0, rows)
-    values = (weights @ used.unsqueeze(-1)).squeeze(-1)
+    finite = torch.where(rows.isinf(), 0.0, rows)
+    forced = (weights * (rows == torch.inf).unsqueeze(-2)).sum(-1) > 0
+    values = (weights @ finite.unsqueeze(-1)).squeeze(-1).masked_fill(forced, torch.inf)
     indices = rows.argsort(dim=-1, descending=True, stable=True)[..., :k]
     return SoftTopK(_shape.from_rows(values, dim, x.dtype), _shape.from_rows(indices, dim, indices.dtype), weights)

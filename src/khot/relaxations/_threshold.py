@@ -12,8 +12,6 @@ from .. import _check, _shape, kernels
 from .._math import cdfs, implicit
 from ._implicit import Margins, check_call, margins, relax
 
-SIGMOID = cdfs.register(cdfs.SIGMOID)
-
 
 def sigmoid_topk(
     x: Tensor,
@@ -42,7 +40,8 @@ def sigmoid_topk(
         A tensor like `x`, with entries in [0, 1] that sum to k along `dim` within 1e-6·max(k, 1) (float32) or
         1e-12·max(k, 1) (float64; 1e-9 where |x|/T > 100). Masked and −inf entries are exactly 0. Half precision is
         computed in float32 and rounded once. Smooth, with gradients of every order to `x`, `k` and `temperature`; a
-        saturated row has gradient 0. O(n) time, without sorting; the same bits at any number of threads.
+        saturated row has gradient 0. Forward mode once: not over itself. O(n) time, without sorting; on the CPU, with
+        the native kernel, the same bits at any number of threads.
 
         Tensor values are not read on the host, so a row that cannot be satisfied (k out of range, fewer allowed
         entries than k, a temperature that is not positive, NaN in `x`) is NaN, and that row only; on accelerators
@@ -68,7 +67,7 @@ def sigmoid_topk(
         and _is_direct(x, dim)
     ):
         return _direct(x, float(k), _shape.normal(temperature, x.dtype))
-    return relax(SIGMOID, x, k, dim, temperature, mask, costs)
+    return relax(cdfs.SIGMOID_PLACE, x, k, dim, temperature, mask, costs)
 
 
 def log_sigmoid_topk(
@@ -162,7 +161,7 @@ def khot_cross_entropy(
     Returns:
         The loss, ≥ 0, and 0 exactly when σ_k(x) = target. Convex in `x`. +inf where the target puts weight on an
         entry that cannot be chosen (masked or −inf) or less than 1 on a forced one (+inf); NaN where the target is
-        outside [0, 1].
+        outside [0, 1], or sums to more than may be chosen.
 
     Examples:
         >>> x = torch.tensor([2.0, 1.0, 0.0, -1.0], requires_grad=True)
@@ -196,7 +195,7 @@ def _times(weight: Tensor, log: Tensor) -> Tensor:
 
 
 def _margins(x: Tensor, k: float | Tensor, dim: int, temperature: float | Tensor, mask: Tensor | None) -> Margins:
-    return margins(SIGMOID, x, k, dim, temperature, mask, None, torch.float64)
+    return margins(cdfs.SIGMOID_PLACE, x, k, dim, temperature, mask, None, torch.float64)
 
 
 class _Direct(torch.autograd.Function):
@@ -204,7 +203,7 @@ class _Direct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, k: float, temperature: float) -> Tensor:
-        p = kernels.sigmoid_topk(x, k, temperature, None)
+        p = kernels.native_topk(x, k, temperature, None)
         ctx.save_for_backward(p)
         ctx.temperature = temperature
         return p
@@ -213,7 +212,7 @@ class _Direct(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (p,) = ctx.saved_tensors
         if kernels.is_plain(g, p) and not torch.is_grad_enabled():
-            return kernels.sigmoid_topk_dx(g, p, ctx.temperature), None, None
+            return kernels.native_pull(g, p, ctx.temperature), None, None
         v, at = implicit.value(p, p.new_tensor(ctx.temperature, dtype=torch.float64), cdfs.SIGMOID)
         return implicit.pull(v * g, at)[0], None, None
 
@@ -225,6 +224,6 @@ def _is_direct(x: Tensor, dim: int) -> bool:
 
 def _direct(x: Tensor, k: float, temperature: float) -> Tensor:
     if not (x.requires_grad and torch.is_grad_enabled()):
-        return kernels.sigmoid_topk(x, k, temperature, None)
+        return kernels.native_topk(x, k, temperature, None)
     result: Tensor = super(torch.autograd.Function, _Direct).apply(x, k, temperature)
     return result

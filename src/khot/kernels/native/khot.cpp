@@ -53,13 +53,14 @@ template <class Body> void for_rows(int64_t rows, int64_t n, int threads, Body b
 
 template <class T>
 void topk(const T* x, int64_t rows, int64_t n, const double* k, int64_t k_stride, const double* temperature,
-          int64_t temperature_stride, const uint8_t* mask, int64_t mask_row_stride, int64_t mask_stride, int threads, int path, T* p) {
+          int64_t temperature_stride, const uint8_t* mask, int64_t mask_row_stride, int64_t mask_stride, int threads, int path, int cdf,
+          T* p) {
   const auto& kernels = Table<T>::of(path);
   const auto mask_of = [&](int64_t r) { return mask ? mask + r * mask_row_stride : nullptr; };
   const auto solve = [&](int64_t r, int share) {
-    kernels.row(x + r * n, mask_of(r), mask_stride, n, k[r * k_stride], temperature[r * temperature_stride], share, p + r * n);
+    kernels.row[cdf](x + r * n, mask_of(r), mask_stride, n, k[r * k_stride], temperature[r * temperature_stride], share, p + r * n);
   };
-  const int64_t groups = kernels.eight && n <= khot::kShort ? rows / 8 : 0;
+  const int64_t groups = kernels.eight && cdf == khot::kLogistic && n <= khot::kShort ? rows / 8 : 0;
   for_rows(groups, 8 * n, threads, [&](int64_t group, int) {
     const int64_t r = 8 * group;
     unsigned left = kernels.eight(x + r * n, mask_of(r), mask_row_stride, mask_stride, n, k + r * k_stride, k_stride,
@@ -82,10 +83,10 @@ void margin(const T* x, int64_t rows, int64_t n, const double* k, int64_t k_stri
 
 template <class T>
 void pull(const T* p, const T* g, int64_t rows, int64_t n, const double* temperature, int64_t temperature_stride, int threads,
-          int path, T* dx, double* dk) {
+          int path, int cdf, T* dx, double* dk) {
   const auto& kernels = Table<T>::of(path);
   for_rows(rows, n, threads, [&](int64_t r, int share) {
-    const double mean = kernels.pull(p + r * n, g + r * n, n, temperature[r * temperature_stride], share, dx + r * n);
+    const double mean = kernels.pull[cdf](p + r * n, g + r * n, n, temperature[r * temperature_stride], share, dx + r * n);
     if (dk) dk[r] = mean;
   });
 }
@@ -104,7 +105,7 @@ void hard(const T* x, int64_t rows, int64_t n, const double* k, int64_t k_stride
 #define KHOT_API extern "C" __attribute__((visibility("default")))
 
 // Bumped when a signature below changes, so that an old library is not called with new arguments.
-KHOT_API int khot_abi() { return 3; }
+KHOT_API int khot_abi() { return 4; }
 
 // 1 if the wide path runs on this machine.
 KHOT_API int khot_has_avx2() { return has_avx2(); }
@@ -112,11 +113,12 @@ KHOT_API int khot_has_avx2() { return has_avx2(); }
 #define KHOT_TOPK(NAME, T)                                                                                                \
   KHOT_API void NAME(const T* x, int64_t rows, int64_t n, const double* k, int64_t k_stride, const double* temperature,    \
                      int64_t temperature_stride, const uint8_t* mask, int64_t mask_row_stride, int64_t mask_stride,        \
-                     int threads, int path, T* p) {                                                                        \
-    topk(x, rows, n, k, k_stride, temperature, temperature_stride, mask, mask_row_stride, mask_stride, threads, path, p); \
+                     int threads, int path, int cdf, T* y) {                                                               \
+    topk(x, rows, n, k, k_stride, temperature, temperature_stride, mask, mask_row_stride, mask_stride, threads, path, cdf, \
+         y);                                                                                                               \
   }
-KHOT_TOPK(khot_sigmoid_topk_float, float)
-KHOT_TOPK(khot_sigmoid_topk_double, double)
+KHOT_TOPK(khot_topk_float, float)
+KHOT_TOPK(khot_topk_double, double)
 
 // As above for z = (x − τ)/T; is_left[r] is 1 for a row that is not written, and is left to another method.
 #define KHOT_MARGIN(NAME, T)                                                                                             \
@@ -131,11 +133,11 @@ KHOT_MARGIN(khot_sigmoid_margin_double, double)
 
 #define KHOT_PULL(NAME, T)                                                                                         \
   KHOT_API void NAME(const T* p, const T* g, int64_t rows, int64_t n, const double* temperature,                     \
-                     int64_t temperature_stride, int threads, int path, T* dx, double* dk) {                         \
-    pull(p, g, rows, n, temperature, temperature_stride, threads, path, dx, dk);                                     \
+                     int64_t temperature_stride, int threads, int path, int cdf, T* dx, double* dk) {                \
+    pull(p, g, rows, n, temperature, temperature_stride, threads, path, cdf, dx, dk);                                \
   }
-KHOT_PULL(khot_sigmoid_topk_pull_float, float)
-KHOT_PULL(khot_sigmoid_topk_pull_double, double)
+KHOT_PULL(khot_topk_pull_float, float)
+KHOT_PULL(khot_topk_pull_double, double)
 
 #define KHOT_HARD(NAME, T)                                                                                             \
   KHOT_API void NAME(const T* x, int64_t rows, int64_t n, const double* k, int64_t k_stride, const uint8_t* mask,        \

@@ -1,12 +1,13 @@
-// σ_k of one row: p = σ((x − τ)/T) with Σ p = k.
+// σ_k of one row: p = σ((x − τ)/T) with Σ p = k; and the same for the cdfs of cdfs.h.
 //
-// Two ways to the threshold. The quick one fits smooth rows: a guess from the mean and the variance (or from a sample), one
+// Two ways to the threshold. The quick one fits smooth rows of σ_k: a guess from the mean and the variance (or from a sample), one
 // pass of exponentials that stores p and sums its first moments, a third-order step, and then p is moved by that step with one
 // division and no exponential. It is accepted only on the re-summed Σ p. The sure one fits everything else: the two order
 // statistics around k bracket τ within a few dozen T, the scores that can still be undecided there are gathered, and Newton's
 // method with bisection balances the two tails, Σ_{z≤0} σ(z) + (N−k)⁺ = Σ_{z>0} σ(−z) + (N−k)⁻, in which nothing cancels.
 #pragma once
 
+#include "cdfs.h"
 #include "row.h"
 #include "select.h"
 
@@ -112,8 +113,7 @@ template <class V, class R = typename V::reg> inline R normal_guess(R count, R m
 template <class V, class T> bool describe(const Row<T>& row, double* count, double* mean, double* variance) {
   double reference = 0;
   for (int64_t i = 0; i < row.n; ++i) {
-    const bool allowed = !row.mask || row.mask[i * row.mask_stride];
-    if (allowed && std::fabs(row.x[i]) <= Limits<T>::largest) {
+    if (allowed(row, i) && std::fabs(row.x[i]) <= Limits<T>::largest) {
       reference = (double)row.x[i];
       break;
     }
@@ -150,8 +150,7 @@ template <class V, class T> bool guess(const Row<T>& row, T* scratch, double* co
     for (int64_t r = 0; r < runs; ++r)
       for (int64_t i = 0; i < run; ++i) {
         const int64_t at = r * step + i;
-        const bool allowed = !row.mask || row.mask[at * row.mask_stride];
-        sample[r * run + i] = allowed ? row.x[at] : -std::numeric_limits<T>::infinity();
+        sample[r * run + i] = allowed(row, at) ? row.x[at] : -std::numeric_limits<T>::infinity();
       }
     *count = (double)row.n;
     Row<T> part = {sample, nullptr, 0, kSampleRow, row.k * (double)kSampleRow / (double)row.n, row.temperature, 1};
@@ -202,36 +201,33 @@ struct Tails {
   double lower, upper, lower_v, upper_v, above;  // Σ tail and Σ tail(1 − tail) on either side of τ, and the number above
 };
 
-template <class V, class T> Tails tails(const T* x, int64_t n, int threads, const Point<T>& point, double temperature) {
+template <class F, class V, class T> Tails tails(const T* x, int64_t n, int threads, const Point<T>& point, double temperature) {
   double sums[5];
   const Margin<T> margin(point, temperature);
   accumulate_row<V, 5>(n, threads, sums, [=](auto tag, int64_t i, auto* lanes) {
     using W = decltype(tag);
-    const auto minus_z = margin.template minus_z<W>(W::load(x + i));
-    const auto is_above = W::gt(W::set(0), minus_z);
-    const auto tail = tail_of<W>(minus_z);
-    const auto v = W::fnma(tail, tail, tail);
-    lanes[0] = W::add(lanes[0], tail);
-    lanes[1] = W::add(lanes[1], W::keep(is_above, tail));
-    lanes[2] = W::add(lanes[2], v);
-    lanes[3] = W::add(lanes[3], W::keep(is_above, v));
-    lanes[4] = W::add(lanes[4], W::keep(is_above, W::set(1)));
+    const auto at = F::template at<W>(margin.template minus_z<W>(W::load(x + i)));
+    lanes[0] = W::add(lanes[0], at.tail);
+    lanes[1] = W::add(lanes[1], W::keep(at.above, at.tail));
+    lanes[2] = W::add(lanes[2], at.density);
+    lanes[3] = W::add(lanes[3], W::keep(at.above, at.density));
+    lanes[4] = W::add(lanes[4], W::keep(at.above, W::set(1)));
   });
-  return {sums[0] - sums[1], sums[1], sums[2] - sums[3], sums[3], sums[4]};
+  const double lower = sums[0] - sums[1], lower_v = sums[2] - sums[3];  // may round to less than 0
+  return {lower > 0 ? lower : 0, sums[1], lower_v > 0 ? lower_v : 0, sums[3], sums[4]};
 }
 
-// p = σ(z − step) written from its smaller tail, so that 0 and 1 are exact; the step is so small that its square is nothing.
-template <class V, class T> void write(const Row<T>& row, const Point<T>& point, double step, T* out) {
+// y = F(z − step) written from its smaller tail, so that 0 and 1 are exact; the step is so small that its square is nothing.
+template <class F, class V, class T> void write(const Row<T>& row, const Point<T>& point, double step, T* out) {
   double none[1];
   const T small = (T)step;
   const Margin<T> margin(point, row.temperature);
   accumulate_row<V, 1>(row.n, row.threads, none, [=](auto tag, int64_t i, auto*) {
     using W = decltype(tag);
-    const auto minus_z = margin.template minus_z<W>(load<W>(row, i));
-    const auto tail = tail_of<W>(minus_z);
-    const auto v = W::fnma(tail, tail, tail);
-    const auto p = W::blend(W::gt(W::set(0), minus_z), W::sub(W::set(1), tail), tail);
-    W::store(out + i, W::fnma(v, W::set(small), p));
+    const auto at = F::template at<W>(margin.template minus_z<W>(load<W>(row, i)));
+    const auto y = W::blend(at.above, W::sub(W::set(1), at.tail), at.tail);
+    const auto moved = W::fnma(at.density, W::set(small), y);
+    W::store(out + i, W::max(W::blend(W::gt(moved, W::set(1)), W::set(1), moved), W::set(0)));
   });
 }
 
@@ -263,36 +259,38 @@ struct Balance {
 };
 
 // Newton's method on log(left/right) inside a bracket of shifts, falling back on its middle. `decided` scores lie above.
-template <class V, class T>
+template <class F, class V, class T>
 Balance balance(const T* x, int64_t n, int threads, double decided, double k, double temperature, double anchor, double low,
                 double high, Point<T>* point) {
-  const double eps = (double)Limits<T>::eps, tolerance = std::sqrt(eps) / 10;
+  const double eps = (double)Limits<T>::eps, tolerance = F::is_smooth ? std::sqrt(eps) / 10 : 4 * eps;
   double shift = low / 2 + high / 2, last = high - low;
   for (int i = 0; i <= kMaxHalvings; ++i) {
     *point = Point<T>::at(anchor, shift, temperature);
-    const Tails t = tails<V>(x, n, threads, *point, temperature);
+    const Tails t = tails<F, V>(x, n, threads, *point, temperature);
     const double excess = decided + t.above - k;
     const double left = t.lower + (excess > 0 ? excess : 0), right = t.upper + (excess < 0 ? -excess : 0);
     const double ratio = std::log(left) - std::log(right), slope = t.lower_v / left + t.upper_v / right, step = ratio / slope;
     const double underflow = (double)Limits<T>::tiny * (double)n, rounding = eps / 8 * (k < 1 ? k : 1);
-    if (std::fabs(step) <= tolerance) return {left > underflow / eps && right > underflow / eps, step};
+    if (std::fabs(ratio) <= tolerance) return {left > underflow / eps && right > underflow / eps, step};
     // Entries err all in one direction, so none is off by more than |left − right|.
     if (std::fabs(left - right) <= (rounding > underflow ? rounding : underflow)) return {false, 0};
     (ratio > 0 ? low : high) = shift;
+    const double ends = std::fabs(low) > std::fabs(high) ? std::fabs(low) : std::fabs(high);
+    if (high - low <= 2 * Limits<double>::eps * ends) return {false, 0};  // no room is left
     double next = shift + step;
     if (!(next > low && next < high && std::fabs(step) <= last / 2)) next = low / 2 + high / 2;
     last = std::fabs(next - shift);
     shift = next;
   }
-  return {false, std::numeric_limits<double>::quiet_NaN()};  // cannot be, and must not pass for an answer
+  // A bracket halved so often is a point. With a slope that has a bound this cannot be, and must not pass for an answer.
+  return {false, F::is_smooth ? std::numeric_limits<double>::quiet_NaN() : 0};
 }
 
 // The rows that have a finite threshold: where it is. p serves as scratch space.
-template <class V, class T> Balance locate(const Row<T>& row, const Census& census, T* p, Point<T>* point) {
+template <class F, class V, class T> Balance locate(const Row<T>& row, const Census& census, T* p, Point<T>* point) {
   const double k = row.k - (double)census.infinite, part = k - std::floor(k), finite = (double)census.finite;
   const double share = part == 0 ? 1 : (part < 0.5 ? part : 1 - part);
-  const double reach = std::log(finite / share) + 1;
-  const double certain = std::log(finite) + (sizeof(T) == 4 ? 20 : 42);  // beyond this a tail is below rounding
+  const double reach = F::reach(finite / share), certain = F::template certain<T>(finite);
   T upper, lower;
   const bool is_whole = census.finite == row.n && !row.mask;
   if (!is_whole) gather<V>(row, true, p);
@@ -315,16 +313,16 @@ template <class V, class T> Balance locate(const Row<T>& row, const Census& cens
     *x = load<W>(row, i);
     return W::both(W::ge(W::set(high), *x), W::ge(*x, W::set(low)));
   });
-  return balance<V>(p, open, row.threads, decided[0], row.k, row.temperature, (double)upper, -gap - reach, reach, point);
+  return balance<F, V>(p, open, row.threads, decided[0], row.k, row.temperature, (double)upper, -gap - reach, reach, point);
 }
 
-template <class V, class T> void solve_row(const Row<T>& row, T* p) {
+template <class F, class V, class T> void solve_row(const Row<T>& row, T* p) {
   Point<T> point;
-  if (solve_quickly<V>(row, p, false, &point)) return;
+  if (F::is_logistic && solve_quickly<V>(row, p, false, &point)) return;
   const Census census = count_kinds<V>(row);
   if (is_settled(row, census)) return settle(row, census, p);
-  const Balance found = locate<V>(row, census, p, &point);
-  write<V>(row, point, found.step, p);
+  const Balance found = locate<F, V>(row, census, p, &point);
+  write<F, V>(row, point, found.step, p);
 }
 
 // z = (x − τ)/T. False, and z holds nothing, where the threshold is infinite, or is decided by numbers too small to be summed.
@@ -333,7 +331,7 @@ template <class V, class T> bool margin_row(const Row<T>& row, T* z) {
   if (!solve_quickly<V>(row, z, false, &point)) {
     const Census census = count_kinds<V>(row);
     if (is_settled(row, census)) return false;
-    const Balance found = locate<V>(row, census, z, &point);
+    const Balance found = locate<Logistic, V>(row, census, z, &point);
     if (!found.is_root) return false;
     point = point.moved(found.step, row.temperature);
   }
@@ -348,14 +346,14 @@ template <class V, class T> bool margin_row(const Row<T>& row, T* z) {
 
 // ── derivative ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-// dx = v(g − ḡ)/T; returns dk = ḡ, with v = p(1 − p) and ḡ = Σvg/Σv.
-template <class V, class T>
+// dx = v(g − ḡ)/T; returns dk = ḡ, with v = F′ as a function of p = F(z), and ḡ = Σvg/Σv.
+template <class F, class V, class T>
 double pull_row(const T* p, const T* g, int64_t n, double temperature, int threads, T* dx) {
   double sums[2];
   accumulate_row<V, 2>(n, threads, sums, [=](auto tag, int64_t i, auto* lanes) {
     using W = decltype(tag);
     const auto q = W::load(p + i);
-    const auto v = W::mul(q, W::sub(W::set(1), q));
+    const auto v = F::template slope<W>(q);
     lanes[0] = W::add(lanes[0], v);
     lanes[1] = W::fma(v, W::load(g + i), lanes[1]);
   });
@@ -365,7 +363,7 @@ double pull_row(const T* p, const T* g, int64_t n, double temperature, int threa
   accumulate_row<V, 1>(n, threads, none, [=](auto tag, int64_t i, auto*) {
     using W = decltype(tag);
     const auto q = W::load(p + i);
-    const auto v = W::mul(q, W::sub(W::set(1), q));
+    const auto v = F::template slope<W>(q);
     W::store(dx + i, W::mul(W::mul(v, W::set(scale)), W::sub(W::load(g + i), W::set(center))));
   });
   return mean;

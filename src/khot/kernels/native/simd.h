@@ -252,10 +252,15 @@ template <class V> inline typename V::reg sigma_of(typename V::reg minus_z) {
   return V::keep(V::not_lt(V::set(-L::exp_floor), t), V::div(one, V::add(V::set(1), exp_of<V>(t))));
 }
 
+// e^{−|z|}, and exactly 0 where that would underflow.
+template <class V> inline typename V::reg small_exp(typename V::reg minus_z) {
+  const auto t = V::sub(V::set(0), V::abs(minus_z)), floor = V::set(Limits<typename V::scalar>::exp_floor);
+  return V::keep(V::ge(t, floor), exp_of<V>(V::max(t, floor)));
+}
+
 // min(σ(z), σ(−z)), to all digits however small.
 template <class V> inline typename V::reg tail_of(typename V::reg minus_z) {
-  const auto t = V::sub(V::set(0), V::abs(minus_z)), floor = V::set(Limits<typename V::scalar>::exp_floor);
-  const auto e = V::keep(V::ge(t, floor), exp_of<V>(V::max(t, floor)));
+  const auto e = small_exp<V>(minus_z);
   return V::div(e, V::add(V::set(1), e));
 }
 
