@@ -22,7 +22,7 @@ def double_exp(base: float = 20.0) -> Boost:
 
     Examples:
         >>> double_exp(20)(torch.tensor(0.75), torch.tensor(0.5)).sigmoid()
-        tensor(0.9930)
+        tensor(0.9932)
     """
     _check.above("base", base, 1)
     rate = math.log(base)

@@ -157,7 +157,7 @@ def power_topk(
 
     Examples:
         >>> power_topk(torch.tensor([2.0, 1.2, 1.0, -1.0]), 2)
-        tensor([1.0000, 0.6452, 0.2925, 0.0000])
+        tensor([1.0000, 0.6840, 0.3160, 0.0000])
 
     Reference: Sander et al., "Fast, differentiable and sparse top-k: a convex analysis perspective" (2023).
     """

@@ -49,7 +49,7 @@ def successive_halving_topk(
     Examples:
         >>> scores = torch.tensor([0.9, 0.1, 0.4, 0.8])
         >>> successive_halving_topk(torch.eye(4), scores, 2).scores
-        tensor([0.9000, 0.7986])
+        tensor([0.9000, 0.7998])
 
     Reference: Pietruszka, Borchmann and Garncarek, "Successive Halving Top-k Operator" (2021).
     """

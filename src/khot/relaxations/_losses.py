@@ -66,8 +66,8 @@ def recall_at_k_loss(
         The loss, in [0, 1]; it tends to 1 − recall@k as T → 0. A row with nothing relevant has loss 0.
 
     Examples:
-        >>> recall_at_k_loss(torch.tensor([2.0, 1.0, 0.0, -1.0]), torch.tensor([1, 0, 0, 0]), 2, temperature=0.1)
-        tensor(4.5390e-05)
+        >>> recall_at_k_loss(torch.tensor([2.0, 1.0, 0.0, -1.0]), torch.tensor([1, 0, 1, 1]), 2, temperature=0.1)
+        tensor(0.6644)
     """
     hits, _, relevant = _hits(x, target, k, dim, temperature, mask, reduction)
     loss = 1 - hits / torch.where(relevant == 0, 1.0, relevant)

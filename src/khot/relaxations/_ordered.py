@@ -39,8 +39,8 @@ def ordered_topk(
 
     Examples:
         >>> ordered_topk(torch.tensor([0.0, 2.0, 1.0]), 2, temperature=0.1)
-        tensor([[4.5374e-05, 9.9329e-01, 6.6627e-03],
-                [6.6470e-03, 6.6925e-03, 9.8666e-01]])
+        tensor([[3.0590e-07, 9.9331e-01, 6.6927e-03],
+                [6.6927e-03, 6.6927e-03, 9.8661e-01]])
     """
     _check.scores(x, dim)
     _check.whole("k", k, x.shape[dim], f"size of dim {dim}")
@@ -87,7 +87,7 @@ def soft_topk(
 
     Examples:
         >>> soft_topk(torch.tensor([0.0, 2.0, 1.0]), 2, temperature=0.1)[:2]
-        (tensor([1.9932, 1.0000]), tensor([1, 2]))
+        (tensor([1.9933, 1.0000]), tensor([1, 2]))
     """
     weights = ordered_topk(x, k, dim=dim, temperature=temperature, mask=mask)
     rows = _shape.last(x, dim)
