@@ -11,6 +11,7 @@ from grid import DISTRIBUTIONS, TEMPERATURES, counts
 from scipy import optimize, stats
 
 import khot
+from khot._math import cdfs, threshold
 from khot.testing import check_relaxation
 
 DOUBLE = torch.float64
@@ -46,6 +47,18 @@ def test_sums_on_the_grid(name, kind, dtype):
         if dtype == torch.float32:
             exact = MEMBERS[name].fn(x.double().expand(len(k), n), k, temperature=temperature)
             torch.testing.assert_close(y.double(), exact, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("place", "p"), [(0, 0.0), (1, 0.0), (2, 0.0), (3, 0.0), (4, 0.0), (cdfs.POWER_PLACE, 4 / 3)])
+def test_the_fixed_steps_of_other_devices_solve_the_grid(place, p):
+    k, temperature = (
+        t.flatten()
+        for t in torch.meshgrid(*(torch.tensor(v, dtype=DOUBLE) for v in (counts(64), TEMPERATURES)), indexing="ij")
+    )
+    for kind in DISTRIBUTIONS:
+        x = scores(kind, 64, torch.float32).expand(len(k), 64)
+        y = threshold.topk(x, k, temperature, None, place, p, early_stop=False)
+        assert float(((y.double().sum(-1) - k).abs() / k.clamp(min=1)).max()) <= 1e-6
 
 
 @pytest.mark.parametrize("name", MEMBERS)
