@@ -152,7 +152,8 @@ def test_saturated_rows_have_zero_gradient():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("shape", [(1, 300_000), (3, 100_000), (70, 5000), (1000, 64)])
 @pytest.mark.parametrize("temperature", [1.0, 1e-3])
-def test_same_bits_at_any_number_of_threads(shape, dtype, temperature):
+@pytest.mark.parametrize("place", [0, 1, 4], ids=["sigmoid", "laplace", "euclidean"])
+def test_same_bits_at_any_number_of_threads(shape, dtype, temperature, place):
     x, g = torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)
     k, t = torch.full(shape[:1], shape[1] / 10).double(), torch.full(shape[:1], temperature).double()
     before = torch.get_num_threads()
@@ -160,8 +161,8 @@ def test_same_bits_at_any_number_of_threads(shape, dtype, temperature):
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            p = _native.native_topk(x, k, t, None)
-            results.append((p, *_native.topk_pull(g, p, t, 0, 0.0)))
+            p = _native.topk(x, k, t, None, place, 0.0)
+            results.append((p, *_native.topk_pull(g, p, t, place, 0.0)))
     finally:
         torch.set_num_threads(before)
     for other in results[1:]:
