@@ -9,9 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-import khot
-from khot.bench import Report, Rival, Settings, environment, markdown_table, measure, write
-from khot.bench.rivals import RIVALS
+from khot.bench import CONTENDERS, Report, Settings, environment, markdown_table, measure, write
 
 ROOT = Path(__file__).parents[1]
 CASES = (((1, 1_000_000), 100_000), ((64, 1024), 102), ((4096, 64), 6))
@@ -46,8 +44,7 @@ def main() -> int:
     page = ROOT / "docs" / "tables" / "family-speed.md"
     parser.add_argument("--out", type=Path, default=page, metavar="FILE", help="default: docs/tables/family-speed.md")
     args = parser.parse_args()
-    contenders = {name: Rival(fn=getattr(khot, name), what=name, kind="khot") for name in MEMBERS}
-    contenders |= {name: RIVALS[name] for name in ("lapsum", BASE)}
+    contenders = {name: CONTENDERS[name] for name in (*MEMBERS, "lapsum", BASE)}
     write(args.out, table([measure(contenders, Settings(shape=s, k=k, budget=args.budget)) for s, k in CASES]))
     return 0
 

@@ -13,7 +13,7 @@ import successive_halving as halving
 import torch
 import worst
 
-from khot.bench import Settings, measure
+from khot.bench import CONTENDERS, Settings, measure
 
 ROOT = Path(__file__).parents[1]
 
@@ -67,8 +67,7 @@ def test_solver_error():
 
 
 def test_the_price_of_members():
-    contenders = {name: family.Rival(fn=getattr(family.khot, name), what=name) for name in family.MEMBERS}
-    contenders |= {name: family.RIVALS[name] for name in ("lapsum", family.BASE)}
+    contenders = {name: CONTENDERS[name] for name in (*family.MEMBERS, "lapsum", family.BASE)}
     text = family.table([measure(contenders, Settings(shape=(4, 32), k=3, budget=0.001))])
     assert text.count("\n| `") == 7
 

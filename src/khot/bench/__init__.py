@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .._math import cdfs, threshold
 from .._shape import compute_dtype
+from ..relaxations._family import cauchy_topk, euclidean_topk, laplace_topk, normal_topk, power_topk
 from ..relaxations._hard import hard_topk
 from ..relaxations._threshold import sigmoid_topk
 from ._files import markdown_table as markdown_table
@@ -52,6 +53,16 @@ OURS: dict[str, Rival] = {
     "eager": Rival(
         fn=eager, what="khot's σ_k without the native library", kind="khot", inner_k=False, python_steps=steps
     ),
+    **{
+        member.__name__: Rival(fn=member, what=f"khot's {what}", kind="khot", inner_k=False)
+        for member, what in (
+            (laplace_topk, "Laplace top-k, as LapSum"),
+            (normal_topk, "normal top-k"),
+            (cauchy_topk, "Cauchy top-k"),
+            (euclidean_topk, "Euclidean projection, sparse"),
+            (power_topk, "p-norm top-k, sparse"),
+        )
+    },
     "hard_topk": Rival(fn=hard_topk, what="khot's hard k-hot, no gradient", kind="khot", integer_k=True, inner_k=False),
 }
 CONTENDERS: dict[str, Rival] = {**OURS, **RIVALS}
