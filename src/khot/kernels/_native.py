@@ -59,7 +59,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         return None, f"eager torch (native library does not load: {error})"
     width = "AVX2" if library.khot_has_avx2() else "portable"
     what = "sigmoid, Laplace and Euclidean top-k, hard top-k; eager torch for the rest and with costs"
-    return library, f"native, {width}, for {what} ({built})"
+    return library, f"native, {width} (for {what}; {built})"
 
 
 LIBRARY, REASON = _load()
