@@ -292,6 +292,10 @@ def test_gumbel_keeps_every_law():
     check_relaxation(GUMBEL, symmetric=False, quantile=lambda p: -(-p.log()).log())
 
 
+def test_a_formula_that_overflows_in_its_derivative():
+    check_relaxation(khot.relaxation(lambda z: torch.exp(-torch.exp(-z))), symmetric=False)
+
+
 def test_given_and_found_parts_agree():
     def density(z):
         return (2 + z.square()) ** -1.5

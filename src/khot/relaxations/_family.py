@@ -167,6 +167,9 @@ def power_topk(
     return relax(place, x, k, dim, temperature, mask, costs, float(p))
 
 
+UNDERFLOW = 1e-37  # of a cdf of one's own: less is nothing, in float32 and float64 alike
+
+
 class Relaxation(Protocol):
     """A function like `sigmoid_topk`."""
 
@@ -216,23 +219,31 @@ def relaxation(
     """
     _check.is_cdf(cdf(torch.tensor([-1e30, -1e3, -10.0, -1.0, 0.0, 1.0, 10.0, 1e3, 1e30], dtype=torch.float64)))
 
+    rest = survival or ((lambda z: cdf(-z)) if symmetric else (lambda z: 1 - cdf(z)))
+    # Where F is 0 or 1 to rounding its formula may overflow in the derivative, as exp(−exp(−z)) does: not asked there.
+    low = _quantile(cdf, UNDERFLOW)
+    high = -_quantile(lambda z: rest(-z), UNDERFLOW if symmetric or survival else torch.finfo(torch.float64).eps)
+
+    def bounded(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        return lambda z: fn(z.clamp(low, high))
+
     def default_density(z: Tensor) -> Tensor:
-        slope: Tensor = torch.func.vjp(cdf, z)[1](torch.ones_like(z))[0]
+        slope: Tensor = torch.func.vjp(bounded(cdf), z)[1](torch.ones_like(z))[0]
         return slope
 
-    def default_survival(z: Tensor) -> Tensor:
-        return cdf(-z) if symmetric else 1 - cdf(z)
+    def given_density(z: Tensor) -> Tensor:
+        assert density is not None
+        return torch.where((z < low) | (z > high), 0.0, density(z.clamp(low, high)))
 
-    center = 0.0 if symmetric else _median(cdf)
     place = cdfs.register(
         cdfs.Cdf(
-            cdf,
-            survival or default_survival,
-            density or default_density,
+            bounded(cdf),
+            bounded(rest),
+            given_density if density else default_density,
             quantile,
-            center,
+            0.0 if symmetric else _quantile(cdf, 0.5),
             smooth,
-            steer=None if density else cdfs.difference(cdf),
+            steer=None if density else cdfs.difference(bounded(cdf)),
         )
     )
 
@@ -253,6 +264,5 @@ def relaxation(
     return custom_topk
 
 
-def _median(cdf: Callable[[Tensor], Tensor]) -> float:
-    half = torch.tensor([0.5], dtype=torch.float64)
-    return float(cdfs.bisect(cdf, half))
+def _quantile(cdf: Callable[[Tensor], Tensor], share: float) -> float:
+    return float(cdfs.bisect(cdf, torch.tensor([share], dtype=torch.float64)))
