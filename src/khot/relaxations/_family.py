@@ -62,7 +62,8 @@ def normal_topk(
         k, dim, temperature, mask, costs: as for `sigmoid_topk`.
 
     Returns:
-        As `sigmoid_topk`. Smooth; light tails, so that scores far from the threshold get no gradient.
+        As `sigmoid_topk`. Smooth; light tails, so that scores far from the threshold get no gradient. A row whose
+        scores span more than the range of its dtype in units of T may be NaN.
 
     Examples:
         >>> normal_topk(torch.tensor([2.0, 1.0, 0.0, -1.0]), 2)
@@ -91,7 +92,8 @@ def cauchy_topk(
 
     Returns:
         As `sigmoid_topk`. Smooth; y falls as 1/|z| and its gradient as 1/z², so that a hard result needs a far smaller
-        temperature. The gradient is 0 only where y rounds to 0 or 1.
+        temperature. The gradient is 0 only where y rounds to 0 or 1. A row whose scores span more than the range of
+        its dtype in units of T may be NaN.
 
     Examples:
         >>> cauchy_topk(torch.tensor([2.0, 1.0, 0.0, -1.0]), 2)
