@@ -7,12 +7,11 @@ length before says that the next would not fit, or when it gives its own reason.
 from __future__ import annotations
 
 import argparse
-import io
 import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+from figures import svg
 from matplotlib.figure import Figure
 
 from khot.bench import BASELINE, CONTENDERS, Report, Rival, Settings, measure, records, to_csv, write
@@ -101,11 +100,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     axes.set_title("Soft top-k of n scores, k = n/10, float32")
     axes.grid(True, which="major", color="0.9")
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small")
-    svg = io.StringIO()
-    # Fixed ids and no date: the picture changes only when the figures do.
-    with matplotlib.rc_context({"svg.hashsalt": "khot", "svg.fonttype": "none"}):
-        figure.savefig(svg, format="svg", metadata={"Date": None})
-    write(path, svg.getvalue())
+    write(path, svg(figure))
 
 
 def main() -> int:

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib
 import torch
+from figures import svg
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -255,10 +255,7 @@ def draw(rows: list[Row], value: str, ylabel: str, log: bool) -> str:
         axes.set_ylabel(ylabel)
     handles, labels = grid[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-    svg = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": "khot", "svg.fonttype": "none"}):
-        figure.savefig(svg, format="svg", metadata={"Date": None})
-    return svg.getvalue()
+    return svg(figure)
 
 
 def main() -> int:

@@ -192,6 +192,20 @@ def same_device(name: str, value: Tensor, x: Tensor, x_name: str = "x") -> None:
         )
 
 
+def forward_mode(is_nested: bool) -> None:
+    """Raise if forward mode is over forward mode, where torch drops a Function's second tangent without a word."""
+    if is_nested:
+        raise NotImplementedError(
+            "Forward mode over forward mode (jacfwd of jacfwd) is not possible with torch's custom functions. "
+            "Use torch.func.hessian, jacfwd(jacrev) or jacrev(jacfwd)."
+        )
+
+
+def reduction(value: Any) -> None:
+    """Raise unless `value` names a reduction of a loss."""
+    one_of("reduction", value, ("mean", "sum", "none"))
+
+
 def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
     """Raise unless `value` is one of the allowed words."""
     if value not in allowed:

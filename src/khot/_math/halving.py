@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from . import select
+
 
 def tournament(
     embeddings: Tensor, scores: Tensor, k: int, boost: Callable[[Tensor, Tensor], Tensor]
@@ -25,7 +27,7 @@ def tournament(
     members = torch.arange(n + padding, device=scores.device).expand(scores.shape).unsqueeze(-1)
     shares = torch.ones_like(scores).unsqueeze(-1)
     for turn in range(rounds + 1):
-        order = scores.detach().argsort(dim=-1, descending=True, stable=True)
+        order = select.order(scores)
         scores = scores.gather(-1, order)
         embeddings, members, shares = (
             t.gather(-2, order.unsqueeze(-1).expand(*order.shape, t.shape[-1])) for t in (embeddings, members, shares)

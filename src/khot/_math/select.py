@@ -6,6 +6,17 @@ import torch
 from torch import Tensor
 
 
+def order(x: Tensor) -> Tensor:
+    """Indices by falling score, ties by lowest index; (…, n)."""
+    return x.detach().argsort(dim=-1, descending=True, stable=True)
+
+
+def ranks(order: Tensor) -> Tensor:
+    """The place of each entry in that order, from 0; (…, n)."""
+    places = torch.arange(order.shape[-1], device=order.device).expand(order.shape)
+    return torch.empty_like(order).scatter(-1, order, places)
+
+
 def k_hot(x: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
     """Ones at the k greatest scores of each row, ties by lowest index; (…, n) of x's dtype.
 
@@ -14,9 +25,6 @@ def k_hot(x: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
     if mask is not None:
         x = x.masked_fill(~mask, -torch.inf)
     k = k.unsqueeze(-1)
-    order = x.argsort(dim=-1, descending=True, stable=True)
-    places = torch.arange(x.shape[-1], device=x.device).expand(x.shape)
-    rank = torch.empty_like(order).scatter(-1, order, places)
     allowed = (x > -torch.inf).sum(-1, keepdim=True)
     possible = (k >= 0) & (k <= allowed) & (k == k.floor()) & ~x.isnan().any(-1, keepdim=True)
-    return torch.where(possible, (rank < k).to(x.dtype), torch.nan).contiguous()
+    return torch.where(possible, (ranks(order(x)) < k).to(x.dtype), torch.nan).contiguous()

@@ -22,7 +22,7 @@ from .roots import Point, Residual, find_root, nearest
 from .sums import row_sum
 
 SAMPLE = 8192  # a row four times as long is first solved on about this many of its scores
-MAX_STEPS = 1000  # the most seen is 167; a loop has a bound all the same
+MAX_STEPS = 1000  # the grid needs some thirty; a loop has a bound all the same
 UNSOLVED_IS_NAN = True  # off only to study what an inexact root costs: benchmarks/solver_error.py
 QUICK_STEPS = 4  # more are not quick
 FIXED_STEPS = 64  # without early stopping; the robustness grid needs about half. A row that needs more becomes NaN
@@ -88,8 +88,8 @@ def value(cdf: Cdf, z: Tensor, k: Tensor, costs: Tensor | None) -> Tensor:
 def smooth_value(cdf: Cdf, z: Tensor, k: Tensor, costs: Tensor | None) -> Tensor:
     """The same, differentiable in z: what is given back is a constant."""
     y = cdfs.value(cdf, z)
-    constants = (t if t is None else t.detach() for t in (z, k, costs))
-    return y + (value(cdf, *constants) - y.detach())  # type: ignore[arg-type]
+    exact = value(cdf, z.detach(), k.detach(), None if costs is None else costs.detach())
+    return y + (exact - y.detach())
 
 
 def _quickly(x: Tensor, k: Tensor, temperature: Tensor) -> Tensor | None:
@@ -98,7 +98,7 @@ def _quickly(x: Tensor, k: Tensor, temperature: Tensor) -> Tensor | None:
     For rows of finite scores in which Σp and Σp(1 − p) can be summed as they are: k ≤ n/2, far from hard. None if one
     row is not such, or is not solved in a few steps.
     """
-    n, info = x.shape[-1], torch.finfo(x.dtype)
+    n = x.shape[-1]
     low, high = x.amin(-1, keepdim=True).to(k.dtype), x.amax(-1, keepdim=True).to(k.dtype)
     if not bool((low.isfinite() & high.isfinite() & (k > 0) & (2 * k <= n) & (temperature > 0)).all()):
         return None
@@ -115,7 +115,7 @@ def _quickly(x: Tensor, k: Tensor, temperature: Tensor) -> Tensor | None:
         step = ratio * total * (n - total) / (n * v)
         if not bool((v > 0.01 * total).all()):
             return None
-        if bool((ratio.abs() <= 0.5 * info.eps**0.5).all()):
+        if bool((ratio.abs() <= _tolerance(SIGMOID, x.dtype)).all()):
             return p.sub_(torch.addcmul(p, p, p, value=-1).mul_(step.to(p.dtype)))
         point = Point(point.anchor, point.shift + step)
     return None
@@ -188,6 +188,12 @@ def _margin_at(x: Tensor, point: Point, temperature: Tensor, out: Tensor) -> Ten
     return torch.sub(x, anchor, out=out).div_(scale).sub_(shift)
 
 
+def _tolerance(cdf: Cdf, dtype: torch.dtype) -> float:
+    """The ρ at which one more Newton step ends within rounding: it errs by its square, but for a kink on the way."""
+    eps = torch.finfo(dtype).eps
+    return float(0.5 * eps**0.5 if cdf.smooth else 4 * eps)
+
+
 class TailSums(NamedTuple):
     """Weighted with the costs; all (…, 1) float64."""
 
@@ -222,7 +228,7 @@ def tail_sums(at: cdfs.Tails, k: Tensor, costs: Tensor | None) -> TailSums:
 
 
 class Balance:
-    """Evaluates ρ at a point; holds the row-sized buffers of one solve."""
+    """Evaluates ρ at a point, and remembers how good the last one was."""
 
     def __init__(
         self, cdf: Cdf, x: Tensor, k: Tensor, temperature: Tensor, costs: Tensor | None, early_stop: bool
@@ -231,8 +237,7 @@ class Balance:
         self.costs = None if costs is None else costs.to(x.dtype)
         self.z = torch.empty_like(x)
         self.info = torch.finfo(x.dtype)
-        # A Newton step from here errs by its square, unless there is a kink on the way.
-        self.tolerance = 0.5 * self.info.eps**0.5 if cdf.smooth else 4 * self.info.eps
+        self.tolerance = _tolerance(cdf, x.dtype)
 
     def __call__(self, point: Point) -> Residual:
         z = _margin_at(self.x, point, self.temperature, self.z)

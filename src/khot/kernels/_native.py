@@ -13,6 +13,7 @@ from torch.nn import Parameter
 
 from .._math import implicit, threshold
 from .._math.cdfs import EUCLIDEAN, LAPLACE, SIGMOID, Cdf, find
+from .._modes import forward_mode_active, transforms_active
 
 ABI = 4  # khot_abi() in native/khot.cpp
 HERE = Path(__file__).parent
@@ -63,16 +64,15 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
 
 
 LIBRARY, REASON = _load()
-_FUNCTIONS = {
+_FUNCTIONS: dict[tuple[str, torch.dtype], Any] = {
     (prefix, dtype): getattr(LIBRARY, prefix + suffix, None)
     for prefix in _SIGNATURES
     for dtype, suffix in _NAMES.items()
 }
 
 
-# What torch tells of a tensor, and of the modes and transforms at work; where a version does not tell, none is plain.
+# What torch tells of a tensor and of the modes at work; where a version does not tell, none is plain.
 _keys: Callable[[Tensor], object] = getattr(torch._C, "_dispatch_keys", lambda t: object())
-_transforms_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 _modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 _PLAIN = [_keys(torch.empty(0, device="cpu"))]
 with torch.inference_mode():
@@ -84,9 +84,7 @@ def is_plain(*tensors: Tensor) -> bool:
 
     So it is for dense CPU tensors while no transform, mode or forward-mode differentiation is at work.
     """
-    if LIBRARY is None or torch.compiler.is_compiling() or _transforms_active() or _modes():
-        return False
-    if getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0:
+    if LIBRARY is None or torch.compiler.is_compiling() or transforms_active() or _modes() or forward_mode_active():
         return False
     return all(type(t) in (Tensor, Parameter) and _keys(t) in _PLAIN for t in tensors)
 
@@ -137,7 +135,7 @@ def _solve(
     k, *k_place = _column(k)
     temperature, *temperature_place = _column(temperature)
     mask, *mask_place = _mask(mask, n)
-    _FUNCTIONS[name, x.dtype](  # type: ignore[misc]
+    _FUNCTIONS[name, x.dtype](
         x.data_ptr(),
         x.numel() // n,
         n,
@@ -159,9 +157,9 @@ def margin(
     p: float,
     path: int = WIDE,
 ) -> Tensor:
-    """As `_math.threshold.margin`, which takes what is not for σ_k alone, and the rows that are left.
+    """As `_math.threshold.margin`, which takes costs, the other cdfs, and the rows that the kernel leaves.
 
-    Those are rows with an infinite threshold, or with one that is decided by numbers too small to be summed.
+    It leaves rows with an infinite threshold, or with one that is decided by numbers too small to be summed.
     """
     if costs is not None or find(cdf, p) is not SIGMOID or x.numel() == 0:
         return threshold.margin(x, k, temperature, mask, costs, cdf, p, early_stop=True)
@@ -191,7 +189,7 @@ def native_pull(
     if dx.numel() == 0:
         return dx
     temperature, *temperature_place = _column(temperature)
-    _FUNCTIONS["khot_topk_pull_", y.dtype](  # type: ignore[misc]
+    _FUNCTIONS["khot_topk_pull_", y.dtype](
         y.data_ptr(),
         g.data_ptr(),
         dx.numel() // n,
@@ -214,7 +212,7 @@ def hard_topk(x: Tensor, k: Tensor, mask: Tensor | None, path: int = WIDE) -> Te
         return out
     k, *k_place = _column(k)
     mask, *mask_place = _mask(mask, n)
-    _FUNCTIONS["khot_hard_topk_", x.dtype](  # type: ignore[misc]
+    _FUNCTIONS["khot_hard_topk_", x.dtype](
         x.data_ptr(), out.numel() // n, n, *k_place, *mask_place, torch.get_num_threads(), path, out.data_ptr()
     )
     return out

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import _check, _shape
-from .._math import halving
+from .._math import halving, select
 from ..boosts import Boost, double_exp
 
 
@@ -94,8 +94,8 @@ def iterative_topk(embeddings: Tensor, scores: Tensor, k: int, *, alpha: float |
     embeddings, scores = embeddings.to(inner), scores.to(inner)
     if isinstance(alpha, Tensor):
         alpha = alpha.to(inner)[..., None, None]
-    order = scores.detach().argsort(dim=-1, descending=True, stable=True)
-    rank = order.argsort(dim=-1).unsqueeze(-2)
+    order = select.order(scores)
+    rank = select.ranks(order).unsqueeze(-2)
     slots = torch.arange(k, device=scores.device).unsqueeze(-1)
     peaks = scores.gather(-1, order[..., :k]).unsqueeze(-1)
     logits = -alpha * (scores.unsqueeze(-2) - peaks).square()

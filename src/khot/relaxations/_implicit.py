@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .. import _check, _shape
+from .. import _check, _modes, _shape
 from .._math import cdfs, implicit, ops, threshold
 
 
@@ -81,12 +80,8 @@ def margins(
     return Margins(apply(_Margin, _ForwardMargin, *rows, costs, cdf, p), rows, costs)
 
 
-# Whether a torch.func transform is on; yes, for all we know, where torch does not say. Likewise the forward-mode level.
-_transforms_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
-
-
 def apply(plain: type[Implicit], forward: type[Implicit], *arguments: Any) -> Tensor:
-    """`forward.apply(*arguments)`, or what is as good and takes less time than a small row does.
+    """`forward.apply(*arguments)`, or a cheaper equivalent.
 
     torch.compile needs the plain one. Outside of torch.func's transforms `apply` only adds a look at signatures, and
     care for tensors that leaked out of a transform; where nothing will be differentiated, the op alone does.
@@ -94,8 +89,8 @@ def apply(plain: type[Implicit], forward: type[Implicit], *arguments: Any) -> Te
     result: Tensor
     if torch.compiler.is_compiling():
         result = plain.apply(*arguments)
-    elif _transforms_active():
-        _refuse_nested_forward_mode()
+    elif _modes.transforms_active():
+        _check.forward_mode(_modes.nested_forward_mode())
         result = forward.apply(*arguments)
     elif _is_constant(arguments):
         result = forward.forward(*arguments)
@@ -104,21 +99,16 @@ def apply(plain: type[Implicit], forward: type[Implicit], *arguments: Any) -> Te
     return result
 
 
-def _refuse_nested_forward_mode() -> None:
-    """torch drops the second tangent of a Function in forward mode over forward mode, without a word."""
-    stack: list[Any] = getattr(torch._C._functorch, "get_interpreter_stack", list)() or []
-    if sum(level.key() == torch._C._functorch.TransformType.Jvp for level in stack) > 1:
-        raise NotImplementedError(
-            "Forward mode over forward mode (jacfwd of jacfwd) is not possible with torch's custom functions. "
-            "Use torch.func.hessian, jacfwd(jacrev) or jacrev(jacfwd)."
-        )
-
-
 def _is_constant(arguments: tuple[Any, ...]) -> bool:
     """Whether nothing will be differentiated."""
-    if getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0:
+    if _modes.forward_mode_active():
         return False
     return not (torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in arguments))
+
+
+def reduced(loss: Tensor, reduction: str, dtype: torch.dtype) -> Tensor:
+    """A loss by row, reduced as `_check.reduction` allows."""
+    return (loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.mean()).to(dtype)
 
 
 class Implicit(torch.autograd.Function):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import _check
-from ._implicit import check_call
+from ._implicit import check_call, reduced
 from ._threshold import sigmoid_topk
 
 
@@ -41,7 +41,7 @@ def precision_at_k_loss(
     if not isinstance(k, Tensor):
         _check.above("k", k, 0)
     hits, count, _ = _hits(x, target, k, dim, temperature, mask, reduction)
-    return _reduce(1 - hits / count, reduction, x.dtype)
+    return reduced(1 - hits / count, reduction, x.dtype)
 
 
 def recall_at_k_loss(
@@ -71,7 +71,7 @@ def recall_at_k_loss(
     """
     hits, _, relevant = _hits(x, target, k, dim, temperature, mask, reduction)
     loss = 1 - hits / torch.where(relevant == 0, 1.0, relevant)
-    return _reduce(torch.where(relevant == 0, 0.0, loss), reduction, x.dtype)
+    return reduced(torch.where(relevant == 0, 0.0, loss), reduction, x.dtype)
 
 
 def _hits(
@@ -86,14 +86,9 @@ def _hits(
     """Σ y·σ_k, k and Σ y by row."""
     check_call(x, k, dim, temperature, mask)
     _check.same_shape("target", target, x, "x")
-    _check.one_of("reduction", reduction, ("mean", "sum", "none"))
+    _check.reduction(reduction)
     y = target.to(torch.float64)
     if mask is not None:
         y = torch.where(mask, y, 0.0)
     hits = (y * sigmoid_topk(x, k, dim=dim, temperature=temperature, mask=mask)).sum(dim)
     return hits, torch.as_tensor(k, dtype=torch.float64, device=x.device), y.sum(dim)
-
-
-def _reduce(loss: Tensor, reduction: str, dtype: torch.dtype) -> Tensor:
-    reduced = loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.mean()
-    return reduced.to(dtype)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import _check, _shape
+from .._math import select
 from ._threshold import sigmoid_topk
 
 
@@ -33,9 +34,8 @@ def ordered_topk(
         dim, temperature, mask: as for `sigmoid_topk`.
 
     Returns:
-        (…, k, n), whatever `dim` was: nonnegative, rows sum to 1 (to a rounding of k), columns to
-        `f(x, k)`; for T → 0 row j is one-hot at
-        the j-th greatest score. One solve of k rows for each row of `x`.
+        (…, k, n), whatever `dim` was: nonnegative, rows sum to 1 (to a rounding of k), columns to `f(x, k)`; for T → 0
+        row j is one-hot at the j-th greatest score. One solve of k rows for each row of `x`.
 
     Examples:
         >>> ordered_topk(torch.tensor([0.0, 2.0, 1.0]), 2, temperature=0.1)
@@ -96,5 +96,5 @@ def soft_topk(
     finite = torch.where(rows.isinf(), 0.0, rows)
     forced = (weights * (rows == torch.inf).unsqueeze(-2)).sum(-1) > 0
     values = (weights @ finite.unsqueeze(-1)).squeeze(-1).masked_fill(forced, torch.inf)
-    indices = rows.argsort(dim=-1, descending=True, stable=True)[..., :k]
+    indices = select.order(rows)[..., :k]
     return SoftTopK(_shape.from_rows(values, dim, x.dtype), _shape.from_rows(indices, dim, indices.dtype), weights)

@@ -10,7 +10,7 @@ from torch.nn.functional import logsigmoid
 
 from .. import _check, _shape, kernels
 from .._math import cdfs, implicit
-from ._implicit import Margins, check_call, margins, relax
+from ._implicit import Margins, check_call, margins, reduced, relax
 
 
 def sigmoid_topk(
@@ -177,7 +177,7 @@ def khot_cross_entropy(
     _check.same_shape("target", target, x, "x")
     _check.temperature(temperature, x, dim)
     _check.mask(mask, x)
-    _check.one_of("reduction", reduction, ("mean", "sum", "none"))
+    _check.reduction(reduction)
     y = _shape.per_entry(target, x, dim, torch.float64)
     z, rows, _ = _margins(x, y.sum(-1), dim, temperature, mask)
     entropy = torch.special.entr(y) + torch.special.entr(1 - y)
@@ -185,8 +185,7 @@ def khot_cross_entropy(
     loss: Tensor = rows.temperature * -(entropy + cross).sum(-1)
     loss = loss - loss.detach().clamp(max=0)  # rounding may leave −1e-17
     loss = torch.where(((y < 0) | (y > 1)).any(-1), torch.nan, loss)
-    reduced = loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.mean()
-    return reduced.to(x.dtype)
+    return reduced(loss, reduction, x.dtype)
 
 
 def _times(weight: Tensor, log: Tensor) -> Tensor:
