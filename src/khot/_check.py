@@ -1,4 +1,4 @@
-"""Is the call legal? Shapes, dtypes and Python values; tensor values are never read here."""
+"""Is the call legal? Shapes, dtypes and Python values; what tensors hold is read for designs alone, if they validate."""
 
 from __future__ import annotations
 
@@ -210,6 +210,101 @@ def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
     """Raise unless `value` is one of the allowed words."""
     if value not in allowed:
         raise ValueError(f"`{name}` must be one of {', '.join(map(repr, allowed))}; got {value!r}.")
+
+
+def one_parameter(probs: Any, logits: Any, k: Any) -> None:
+    """Raise unless one of the two parameters of a design is given, with a count that fits."""
+    if (probs is None) == (logits is None):
+        raise ValueError("Give one of `probs` and `logits`; got " + ("both." if probs is not None else "neither."))
+    name, value = ("probs", probs) if logits is None else ("logits", logits)
+    scores(value, -1, name)
+    if value.shape[-1] == 0:
+        raise ValueError(f"`{name}` must have at least one item in its last dim; got {tuple(value.shape)}.")
+    if k is None:
+        if logits is not None:
+            raise ValueError("`k` must be given with `logits`; only `probs` have a sum.")
+    elif isinstance(k, Tensor):
+        if k.dtype == torch.bool or k.is_complex():
+            raise TypeError(f"`k` must be an integer or floating tensor; got {k.dtype}.")
+        try:
+            torch.broadcast_shapes(k.shape, value.shape[:-1])
+        except RuntimeError:
+            got = f"{tuple(k.shape)} and {tuple(value.shape[:-1])}"
+            raise ValueError(f"`k` must broadcast with the batch of `{name}`; got {got}.") from None
+        same_device("k", k, value, name)
+    else:
+        count(k, value, -1)
+
+
+def sizes(k: Tensor, n: int, design: str, takes_fractions: bool) -> None:
+    """Raise unless a design of n items can have the sizes k."""
+    if not ((k >= 0) & (k <= n)).all():
+        raise ValueError(f"`k` must satisfy 0 ≤ k ≤ {n} (number of items); got {_extremes(k)}.")
+    if not takes_fractions and not (k == k.round()).all():
+        raise ValueError(
+            f"`k` must be a whole number for `{design}`; got {k[k != k.round()][0].item():g}. "
+            "`Pivotal` and `Systematic` take fractions."
+        )
+
+
+def natural_parameters(logits: Tensor, k: Tensor) -> None:
+    """Raise unless k of the items can be drawn and no more than k must be."""
+    if logits.isnan().any():
+        raise ValueError("`logits` must not hold NaN.")
+    possible = (logits > -torch.inf).sum(-1)
+    if not (possible >= k).all():
+        raise ValueError(
+            f"`logits` must exceed −inf for at least k items; got a row with {_worst(possible, possible - k)}."
+        )
+    forced = (logits == torch.inf).sum(-1)
+    if not (forced <= k).all():
+        raise ValueError(f"`logits` must be +inf for at most k items; got a row with {_worst(forced, k - forced)}.")
+
+
+def inclusion_probabilities(probs: Tensor, total: Tensor, k: Tensor) -> None:
+    """Raise unless the probabilities lie in [0, 1] and sum to k, within what their dtype allows."""
+    tolerance = {torch.float64: 1e-9, torch.float32: 1e-5}.get(probs.dtype, 1e-3)
+    least, most = torch.aminmax(probs) if probs.numel() else (probs.new_zeros(()), probs.new_zeros(()))
+    if not (least >= -tolerance and most <= 1 + tolerance):
+        raise ValueError(f"`probs` must lie in [0, 1]; got values from {least.item():g} to {most.item():g}.")
+    error = (total - k).abs()
+    if not (error <= tolerance * k.clamp(min=1)).all():
+        where = error.argmax()
+        raise ValueError(
+            f"`probs` must sum to k, within {tolerance:g}·max(k, 1) for {probs.dtype}; got the sum "
+            f"{total.flatten()[where].item():.9g} where k = {k.flatten()[where].item():g}. "
+            "Use `logits=` with `k=`, or, for a fractional size, give `k=` too."
+        )
+
+
+def fixed_order(order: str) -> None:
+    """Raise unless a pivotal design has one order for all draws."""
+    if order != "given":
+        raise NotImplementedError(
+            f"A pivotal design with the order {order!r} is a mixture over all orders; its probabilities of subsets and "
+            'pairs are known for a given one. Use `order="given"`, or `.fix_order(generator)` to draw an order once.'
+        )
+
+
+def enumerable(n: int, subsets: int, most: int) -> None:
+    """Raise if there are too many subsets to go through."""
+    if subsets > most:
+        raise NotImplementedError(f"At most {most} subsets are enumerated; {n} items have {subsets} of that size.")
+
+
+def one_size(sizes: Tensor) -> None:
+    """Raise unless all rows have one size, given the different ones."""
+    if len(sizes) != 1:
+        raise NotImplementedError(f"All rows must have the same k to enumerate subsets; got {_extremes(sizes)}.")
+
+
+def _extremes(values: Tensor) -> str:
+    least, most = values.min().item(), values.max().item()
+    return f"{least:g}" if least == most else f"values from {least:g} to {most:g}"
+
+
+def _worst(values: Tensor, slack: Tensor) -> str:
+    return str(values.flatten()[slack.argmin()].item())
 
 
 def _number(name: str, value: Any, what: str = "a number or a torch.Tensor") -> None:

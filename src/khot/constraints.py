@@ -41,10 +41,10 @@ class capped_simplex(constraints.Constraint):
 
 
 class k_hot(constraints.Constraint):
-    """Corners of Δ_k: entries 0 or 1, exactly `k` ones over the last dim.
+    """Corners of Δ_k: entries 0 or 1, exactly `k` ones over the last dim; ⌊k⌋ or ⌈k⌉ where k is fractional.
 
     Args:
-        k: a whole number, or a tensor of the batch shape.
+        k: a number, or a tensor of the batch shape.
 
     Examples:
         >>> k_hot(2).check(torch.tensor([[1.0, 0.0, 1.0], [1.0, 0.5, 0.5]]))
@@ -54,13 +54,13 @@ class k_hot(constraints.Constraint):
     is_discrete = True
     event_dim = 1
 
-    def __init__(self, k: int | Tensor) -> None:
+    def __init__(self, k: float | Tensor) -> None:
         self.k = k
         super().__init__()
 
     def check(self, value: Tensor) -> Tensor:
         k = torch.as_tensor(self.k, device=value.device)
-        return ((value == 0) | (value == 1)).all(-1) & (value.sum(-1, dtype=torch.float64) == k)
+        return ((value == 0) | (value == 1)).all(-1) & ((value.sum(-1, dtype=torch.float64) - k).abs() < 1)
 
     def __repr__(self) -> str:
         return f"k_hot(k={self.k})"

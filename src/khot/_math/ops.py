@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import implicit, select, threshold
+from . import implicit, noise, select, threshold
+from . import pivotal as _pivotal
+from . import systematic as _systematic
 
 LIBRARY = torch.library.Library("khot", "DEF")
 
@@ -67,3 +69,23 @@ margin = _define(
 hard_topk = _define(
     "hard_topk", "(Tensor x, Tensor k, Tensor? mask) -> Tensor", select.k_hot, lambda x, k, mask: _empty(x)
 )
+
+
+def _define_sampler(name: str, signature: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Define an op that draws; it has no rule for vmap, in which each row would have to draw by itself."""
+    LIBRARY.define(name + signature)
+    LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+    op: Callable[..., Any] = getattr(torch.ops.khot, name).default
+    return op
+
+
+# p (rows, n), whether the size is whole (rows), seed (), order (rows, n) or None → (draws · rows, n)
+pivotal = _define_sampler(
+    "pivotal",
+    "(Tensor p, Tensor is_whole, Tensor seed, Tensor? order, bool is_random, int draws) -> Tensor",
+    _pivotal.draw,
+)
+# p (rows, n), k (rows), seed () → (draws · rows, n)
+systematic = _define_sampler("systematic", "(Tensor p, Tensor k, Tensor seed, int draws) -> Tensor", _systematic.draw)
+# seed (), → (count,) float64
+uniform = _define_sampler("uniform", "(Tensor seed, int stream, int count) -> Tensor", noise.uniform)

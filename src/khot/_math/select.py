@@ -28,3 +28,15 @@ def k_hot(x: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
     allowed = (x > -torch.inf).sum(-1, keepdim=True)
     possible = (k >= 0) & (k <= allowed) & (k == k.floor()) & ~x.isnan().any(-1, keepdim=True)
     return torch.where(possible, (ranks(order(x)) < k).to(x.dtype), torch.nan).contiguous()
+
+
+def indices(x: Tensor) -> Tensor:
+    """Where the ones of k-hot rows are, rising, filled up with −1 to the greatest k; (…, n) → (…, k) int64."""
+    flat = x.reshape(-1, x.shape[-1])
+    counts = flat.sum(-1, dtype=torch.int64)
+    row, column = flat.nonzero(as_tuple=True)
+    place = torch.arange(len(row), device=x.device) - (counts.cumsum(0) - counts)[row]
+    most = int(counts.max()) if len(counts) else 0
+    result = torch.full((len(flat), most), -1, device=x.device)
+    result[row, place] = column
+    return result.view(*x.shape[:-1], most)

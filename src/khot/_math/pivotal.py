@@ -1,0 +1,180 @@
+"""Pivotal sampling along a binary tree on the last dim: neighbours duel until each is 0 or 1.
+
+A node leaves one of its leaves undecided, the survivor, whose probability is what its leaves' sum has beyond a whole
+number: so every duel's odds are known before a coin is thrown. Children with residuals a and b, s = a + b: if s < 1
+one of them becomes 0 and the left goes on with probability a/s; otherwise one becomes 1 and the left goes on with
+probability (1 − a)/(2 − s). The size of the sample does not depend on the coins.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from . import noise
+
+
+class Level(NamedTuple):
+    """The duels between the nodes of one level of the tree."""
+
+    left: Tensor
+    """(…, m) residual of the left child."""
+    right: Tensor
+    """(…, m) of the right; 0 where there is none."""
+    is_won: Tensor
+    """(…, m) bool: whether the one that stops becomes 1 (else 0)."""
+    odds: Tensor
+    """(…, m) the left goes on if coin · total < odds."""
+    total: Tensor
+    """(…, m)"""
+    size: int
+    """How many nodes were below: 2m, or 2m − 1."""
+
+
+def plan(p: Tensor) -> tuple[list[Level], Tensor]:
+    """The duels from the leaves to the root, and the residual of the root (…); differentiable."""
+    levels = []
+    while p.shape[-1] > 1:
+        size = p.shape[-1]
+        a, b = pad(p, (0, size % 2)).unflatten(-1, (-1, 2)).unbind(-1)
+        s = a + b
+        is_won = s >= 1
+        levels.append(Level(a, b, is_won, torch.where(is_won, 1 - a, a), torch.where(is_won, 2 - s, s), size))
+        p = s - is_won.to(s.dtype)
+    return levels, p[..., 0]
+
+
+def coins(n: int) -> int:
+    """How many coins a tree of n leaves takes: one for each node, those with one child included."""
+    count = 0
+    while n > 1:
+        n = (n + 1) // 2
+        count += n
+    return count
+
+
+def sample(p: Tensor, root: Tensor, uniforms: Tensor) -> Tensor:
+    """Bool k-hot (…, n); `root` (…) is the residual from which the last survivor becomes 1, `uniforms` (…, coins)."""
+    levels, residual = plan(p)
+    value = (residual >= root)[..., None]
+    end = uniforms.shape[-1]
+    for level in reversed(levels):
+        start = end - level.odds.shape[-1]
+        goes_on = uniforms[..., start:end] * level.total < level.odds
+        end = start
+        pair = torch.where(goes_on, value, level.is_won), torch.where(goes_on, level.is_won, value)
+        value = torch.stack(pair, -1).flatten(-2)[..., : level.size]
+    return value.expand(p.shape)
+
+
+def draw(p: Tensor, is_whole: Tensor, seed: Tensor, order: Tensor | None, is_random: bool, draws: int) -> Tensor:
+    """`draws` samples of each row of `p` (rows, n) → (draws · rows, n) in the dtype of `p`.
+
+    Row r throws the coins of its own key, the last one for a size that is not whole. The leaves are in the `order`
+    given (rows, n), in a random one of the row's own, or as they come.
+    """
+    rows, n = p.shape
+    keys = noise.bits(seed, draws * rows)
+    leaves = p.to(torch.float64).clamp(0, 1).repeat(draws, 1)
+    if is_random:
+        order = noise.order(noise.stream_key(keys, 1), n)
+    elif order is not None:
+        order = order.repeat(draws, 1)
+    if order is not None:
+        leaves = leaves.gather(-1, order)
+    uniforms = noise.unit(noise.bits(noise.stream_key(keys, 2), coins(n) + 1))
+    root = torch.where(is_whole.repeat(draws), 0.5, 1 - uniforms[:, -1])
+    result = sample(leaves, root, uniforms[:, :-1]).to(p.dtype)
+    return result if order is None else torch.empty_like(result).scatter_(-1, order, result)
+
+
+def covariance(p: Tensor) -> Tensor:
+    """Cov(x); (…, n, n). Two leaves meet at one node: −P(both survive until then) · min(ab, (1 − a)(1 − b))."""
+    levels, _ = plan(p)
+    survives = torch.ones_like(p)
+    total = torch.diag_embed(p * (1 - p))
+    width = 1
+    for level in levels:
+        meet = torch.minimum(level.left * level.right, (1 - level.left) * (1 - level.right))
+        node = torch.arange(p.shape[-1], device=p.device) // width  # of the level below
+        share = shares(level)[..., node // 2]
+        total = total - _meeting(node) * meet[..., node // 2, None] * survives[..., :, None] * survives[..., None, :]
+        survives = survives * torch.where(node % 2 == 0, share, 1 - share)
+        width *= 2
+    return total
+
+
+def _meeting(node: Tensor) -> Tensor:
+    """Whether leaves i and j are under the two children of one parent."""
+    row, column = node[:, None], node[None, :]
+    return (row // 2 == column // 2) & (row != column)
+
+
+def variance_of_sum(p: Tensor, weights: Tensor) -> Tensor:
+    """Var(Σ c x) in O(n): Σ over nodes of min(ab, (1 − a)(1 − b)) · E(c_I − c_J)², I and J the two survivors.
+
+    A fractional size adds a duel of the last survivor with an item that weighs nothing and makes the sum whole.
+    """
+    levels, residual = plan(p)
+    first, second = weights, weights.square()
+    total = p.new_zeros(())
+    for level in levels:
+        first, second = (pad(moment, (0, level.size % 2)).unflatten(-1, (-1, 2)) for moment in (first, second))
+        meet = torch.minimum(level.left * level.right, (1 - level.left) * (1 - level.right))
+        spread = second.sum(-1) - 2 * first.prod(-1)
+        total = total + (meet * spread).sum(-1)
+        share = shares(level)
+        first, second = (share * moment[..., 0] + (1 - share) * moment[..., 1] for moment in (first, second))
+    return total + (residual * (1 - residual)) * second[..., 0]
+
+
+def shares(level: Level) -> Tensor:
+    """The probability that the left goes on (…, m); ½ where the duel decides nothing."""
+    is_empty = level.total <= 0
+    return torch.where(is_empty, 0.5, level.odds / torch.where(is_empty, 1.0, level.total))
+
+
+def last(residual: Tensor, is_whole: Tensor) -> Tensor:
+    """The probability that the last survivor becomes 1: its residual, rounded where the size is a whole number."""
+    return torch.where(is_whole, (residual >= 0.5).to(residual.dtype), residual)
+
+
+def expectation(p: Tensor, is_whole: Tensor) -> Tensor:
+    """E[x] as the sampler has it, by the recursion that draws with coins replaced by their odds; (…, n)."""
+    levels, residual = plan(p)
+    value = last(residual, is_whole)[..., None]
+    for level in reversed(levels):
+        share, won = shares(level), level.is_won.to(p.dtype)
+        pair = share * value + (1 - share) * won, (1 - share) * value + share * won
+        value = torch.stack(pair, -1).flatten(-2)[..., : level.size]
+    return value
+
+
+def log_prob(p: Tensor, x: Tensor, is_whole: Tensor) -> Tensor:
+    """log P(x) in O(n), differentiable in p.
+
+    For each node, the probabilities that its decided leaves agree with x and that its survivor's x is 0, or 1.
+    """
+    levels, residual = plan(p)
+    one = x.to(p.dtype)
+    agree = torch.stack((1 - one, one), -1)  # (…, m, 2)
+    never = p.new_tensor([1.0, 0.0])
+    total = p.new_zeros(())
+    for level in levels:
+        if level.size % 2:  # the missing child is one that is never drawn
+            agree = torch.cat((agree, never.expand(*agree.shape[:-2], 1, 2)), -2)
+        left, right = agree.unflatten(-2, (-1, 2)).unbind(-2)
+        share, won = shares(level)[..., None], level.is_won[..., None]
+        stops = [torch.where(won, side[..., 1:], side[..., :1]) for side in (left, right)]
+        agree = share * left * stops[1] + (1 - share) * right * stops[0]
+        mass = agree.sum(-1, keepdim=True)
+        is_nil = mass <= 0
+        total = total + torch.where(is_nil, -torch.inf, torch.where(is_nil, 1.0, mass).log()).sum((-1, -2))
+        agree = agree / torch.where(is_nil, 1.0, mass)
+    root = last(residual, is_whole)
+    ends = agree[..., 0, 1] * root + agree[..., 0, 0] * (1 - root)
+    is_nil = ends <= 0
+    return total + torch.where(is_nil, -torch.inf, torch.where(is_nil, 1.0, ends).log())

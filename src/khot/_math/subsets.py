@@ -1,0 +1,134 @@
+"""The count of independent 0/1 draws, and what it is conditional on being k; on the last dim.
+
+With p = σ(z) and S = Σ Bernoulli(p), the characteristic function Φ(ω) = Π φ_i, φ_i = 1 + p_i(e^{iω} − 1), inverted at L
+points. z is tilted, Σ p = k, so that k is the likeliest count: P(S = k) cannot underflow, at most L ~ √V points keep
+what is aliased below e^{−42} (Bernstein), and of those at most `MOST` have |Φ| ≤ e^{−V(1 − cos ω)} above e^{−42}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+MOST = 30
+NEGLIGIBLE = 42.0  # e^−42 is 6e-19
+AT_ONCE = 1 << 18  # complex numbers per chunk: what stays in the cache
+
+
+class Counts(NamedTuple):
+    """The characteristic function of S at the points that matter."""
+
+    p: Tensor
+    """(…, n)"""
+    step: Tensor
+    """(…, T) e^{iω} − 1"""
+    weight: Tensor
+    """(…, T) complex, Φ(ω) e^{−iωk} times what the inversion multiplies it with; Σ Re = P(S = k)."""
+
+
+def counts(z: Tensor, k: Tensor) -> Counts:
+    """The characteristic function of Σ Bernoulli(σ(z)), for the count k; z (…, n) float64, k (…) whole."""
+    n = z.shape[-1]
+    p = z.sigmoid()
+    variance = (p * torch.sigmoid(-z)).sum(-1).detach()
+    length = (14 + (196 + 84 * variance).sqrt()).ceil().clamp(max=n + 1)
+    length = length + (length + 1) % 2  # odd: no factor vanishes at p = ½, ω = π
+    place = torch.arange(min(MOST, (n + 2) // 2 + 1), device=z.device)
+    turns = place / length[..., None]
+    step = torch.polar(torch.ones_like(turns), 2 * torch.pi * turns) - 1
+    matters = (2 * place < length[..., None]) & (variance[..., None] * -step.real <= NEGLIGIBLE)
+    # ω k to the last digit: whole turns are dropped before they are rounded
+    phase = -2 * torch.pi * ((place * k[..., None]) % length[..., None]) / length[..., None]
+    scale = torch.where(matters, torch.where(place == 0, 1.0, 2.0) / length[..., None], 0.0)
+    value = torch.ones_like(step)
+    for part in _parts(p, step):
+        value = value * _product(_factors(p[..., part], step))
+    return Counts(p, step, value * torch.polar(scale, phase))
+
+
+def log_size(c: Counts) -> Tensor:
+    """log P(S = k); (…)."""
+    return c.weight.real.sum(-1).log()
+
+
+def without(c: Counts) -> tuple[Tensor, Tensor]:
+    """P(S − x_i = k − 1) and P(S − x_i = k), both relative to P(S = k); (…, n)."""
+    total = c.weight.real.sum(-1, keepdim=True)
+    less, same = [], []
+    for part in _parts(c.p, c.step):
+        terms = c.weight[..., None] / _factors(c.p[..., part], c.step)  # (…, T, m)
+        less.append(((c.step + 1)[..., None] * terms).real.sum(-2))
+        same.append(terms.real.sum(-2))
+    return torch.cat(less, -1) / total, torch.cat(same, -1) / total
+
+
+def marginals(c: Counts) -> Tensor:
+    """P(x_i = 1 | S = k); (…, n)."""
+    less, same = without(c)
+    chosen, left = c.p * less, (1 - c.p) * same
+    return torch.where(chosen < left, chosen, 1 - left)
+
+
+def covariance_product(c: Counts, v: Tensor) -> Tensor:
+    """Cov(x | S = k) v; (…, n). With u_i = p_i e^{iω}/φ_i, E[x_i x_j] = Σ weight u_i u_j off the diagonal."""
+    total = c.weight.real.sum(-1, keepdim=True)
+    centre = (v * c.p * (1 - c.p)).sum(-1, keepdim=True) / (c.p * (1 - c.p)).sum(-1, keepdim=True).clamp(min=1e-300)
+    v = v - centre  # a constant has no covariance with a fixed size, and would only cancel
+    pull = torch.zeros_like(c.step)
+    for part in _parts(c.p, c.step):
+        pull = pull + (v[..., None, part] * _chosen(c, part)).sum(-1)
+    mean = (c.weight * pull).real.sum(-1, keepdim=True) / total
+    result = []
+    for part in _parts(c.p, c.step):
+        u, w = _chosen(c, part), v[..., part]
+        both = (c.weight[..., None] * u * (pull[..., None] + w[..., None, :] * (1 - u))).real.sum(-2) / total
+        alone = (c.weight[..., None] * u).real.sum(-2) / total
+        result.append(both - alone * mean)
+    return torch.cat(result, -1)
+
+
+def joint(c: Counts, extra: Tensor | None = None) -> Tensor:
+    """E[x_i x_j | S = k], or with `extra` a (…, n) E[x_i x_j Σ a x | S = k]; (…, n, n), the diagonal included."""
+    total = c.weight.real.sum(-1)[..., None, None]
+    u = _chosen(c, slice(None))  # (…, T, n)
+    weight = c.weight[..., None]
+    if extra is None:
+        both = (u.mT @ (weight * u)).real
+        alone = (weight * u).real.sum(-2)
+    else:
+        rest = extra[..., None, :] * (1 - u)
+        pull = (extra[..., None, :] * u).sum(-1, keepdim=True)
+        mixed = (weight * u * rest).mT @ u
+        both = (u.mT @ (weight * pull * u) + mixed + mixed.mT).real
+        alone = (weight * u * (pull + rest)).real.sum(-2)
+    diagonal = torch.eye(c.p.shape[-1], dtype=torch.bool, device=c.p.device)
+    return torch.where(diagonal, alone[..., None], both) / total
+
+
+def _factors(p: Tensor, step: Tensor) -> Tensor:
+    return 1 + p[..., None, :] * step[..., None]  # (…, T, m)
+
+
+def _chosen(c: Counts, part: slice) -> Tensor:
+    """p e^{iω}/φ, for the items of the part; (…, T, m)."""
+    p = c.p[..., part]
+    return p[..., None, :] * (c.step + 1)[..., None] / _factors(p, c.step)
+
+
+def _parts(p: Tensor, step: Tensor) -> Iterator[slice]:
+    """Slices of the last dim, few enough items at once to stay in the cache."""
+    n = p.shape[-1]
+    width = max(AT_ONCE // max(step.numel(), 1), 1)
+    yield from (slice(start, start + width) for start in range(0, n, width))
+
+
+def _product(factors: Tensor) -> Tensor:
+    """The product over the last dim, pairwise: its error grows with log n."""
+    while factors.shape[-1] > 1:
+        half = factors.shape[-1] // 2
+        rest = factors[..., 2 * half :]
+        factors = torch.cat((factors[..., :half] * factors[..., half : 2 * half], rest), -1)
+    return factors[..., 0]

@@ -1,0 +1,67 @@
+"""Systematic sampling on the last dim: one uniform u, and the items at which the running sum passes a whole number − u.
+
+The probabilities are rounded to whole multiples of 1/F, which sum to k exactly in any order of summation.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import noise
+
+
+def places(n: int) -> int:
+    """log2 of F: as fine as sums up to n allow in 64 bits."""
+    return min(52, 62 - max(n, 1).bit_length())
+
+
+def quantised(p: Tensor, k: Tensor) -> Tensor:
+    """w with w/F = p to rounding and Σw = kF exactly; (…, n) int64. Items that are 0 or 1 stay so.
+
+    What rounding leaves is spread in proportion to p(1 − p), the effect of a common shift of the logits; or to the room
+    there is, where that would carry an item beyond 0 or 1.
+    """
+    one = 1 << places(p.shape[-1])
+    p = p.to(torch.float64).clamp(0, 1)
+    w = (p * one).round().to(torch.int64)
+    left = (k * one).round().to(torch.int64) - w.sum(-1)
+    lack = left[..., None].to(torch.float64)
+    measure = (p * (1 - p)).cumsum(-1)
+    room = torch.where(lack > 0, 1 - p, p).masked_fill((w == 0) | (w == one), 0).cumsum(-1)
+    measure = torch.where(lack.abs() <= measure[..., -1:] * one, measure, room)
+    total = measure[..., -1:]
+    share = (lack * (measure / torch.where(total > 0, total, 1.0))).floor().to(torch.int64)
+    return w + share.diff(prepend=torch.zeros_like(share[..., :1]))
+
+
+def draw(p: Tensor, k: Tensor, seed: Tensor, draws: int) -> Tensor:
+    """`draws` samples of each row of `p` (rows, n) → (draws · rows, n) in the dtype of `p`."""
+    rows, n = p.shape
+    shift = places(n)
+    u = noise.bits(seed, draws * rows).view(draws, rows, 1) & ((1 << shift) - 1)
+    passed = (quantised(p, k).cumsum(-1) + u) >> shift
+    return passed.diff(prepend=torch.zeros_like(passed[..., :1])).to(p.dtype).view(draws * rows, n)
+
+
+def bounds(c: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The interval of u in which the sample is x, for running sums c of the probabilities (…, n).
+
+    By item i, as many as x has until there must have been passed: X_i ≤ c_i + u < X_i + 1.
+    """
+    passed = x.to(c.dtype).cumsum(-1)
+    return (passed - c).amax(-1).clamp(min=0), (passed + 1 - c).amin(-1).clamp(max=1)
+
+
+def joint(p: Tensor, k: Tensor) -> Tensor:
+    """P(i and j are drawn); (…, n, n): the lengths of the intervals of u in which both are."""
+    shift = places(p.shape[-1])
+    c = quantised(p, k).cumsum(-1)
+    one = 1 << shift
+    # The sample changes where c_i + u is a whole number.
+    starts = torch.cat((torch.zeros_like(c[..., :1]), (-c) & (one - 1)), -1).sort(-1).values  # (…, n + 1)
+    ends = torch.cat((starts[..., 1:], torch.full_like(starts[..., :1], one)), -1)
+    passed = (c[..., None, :] + starts[..., None]) >> shift
+    member = passed.diff(prepend=torch.zeros_like(passed[..., :1])).to(torch.float64)  # (…, n + 1, n)
+    length = (ends - starts).to(torch.float64) / one
+    return member.mT @ (length[..., None] * member)

@@ -1,0 +1,212 @@
+"""What every design has: parameters, sizes, and what follows from a sampler, a mean and a log-probability."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, constraints
+
+from .. import _check
+from .._math import enumerate_subsets, noise, select
+from ..constraints import k_hot
+from ..relaxations._threshold import sigmoid_topk
+
+ENUMERABLE = 100_000
+"""How many subsets are enumerated at most, where an exact answer is had in no other way."""
+
+
+class Design(Distribution):
+    """A law of k-hot vectors: exactly k of n items, each with its own probability.
+
+    Abstract. A design says how to draw, and what it knows of its law.
+    """
+
+    has_rsample = False
+    has_enumerate_support = True
+    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {
+        "probs": constraints.independent(constraints.unit_interval, 1),
+        "logits": constraints.real_vector,
+    }
+    takes_fractions: ClassVar[bool] = False
+    """Whether the size may be fractional: then it is ⌊k⌋ or ⌈k⌉."""
+
+    def __init__(
+        self,
+        probs: Tensor | None = None,
+        k: float | Tensor | None = None,
+        *,
+        logits: Tensor | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        _check.one_parameter(probs, logits, k)
+        given = probs if logits is None else logits
+        assert given is not None
+        batch = torch.broadcast_shapes(given.shape[:-1], k.shape) if isinstance(k, Tensor) else given.shape[:-1]
+        if given.shape[:-1] != batch:
+            given = given.expand(*batch, -1)
+        self._given, self._is_probs = given, logits is None
+        total = given.detach().sum(-1, dtype=torch.float64) if logits is None else None
+        self.k: float | Tensor = total.round() if k is None and total is not None else k
+        super().__init__(batch, given.shape[-1:], validate_args=False)
+        self._validate_args = Distribution._validate_args if validate_args is None else validate_args
+        if self._validate_args:
+            _check.sizes(self._sizes, given.shape[-1], type(self).__name__, self.takes_fractions)
+            if total is None:
+                _check.natural_parameters(given, self._sizes)
+            else:
+                _check.inclusion_probabilities(given, total, self._sizes)
+
+    # What a design must say ------------------------------------------------------------------------------------------
+
+    def _draw(self, draws: int, seed: Tensor) -> Tensor:
+        """`draws` samples of every row, (draws, rows, n), in the dtype of the parameter."""
+        raise NotImplementedError
+
+    def _log_prob(self, value: Tensor) -> Tensor:
+        """The log-probability of k-hot values that broadcast with (*batch, n), in float64."""
+        raise NotImplementedError(
+            f"`{type(self).__name__}` has no tractable probabilities of subsets. "
+            '`ConditionalPoisson`, `Sampford` and `Pivotal(order="given")` have.'
+        )
+
+    # Parameters ------------------------------------------------------------------------------------------------------
+
+    @property
+    def probs(self) -> Tensor:
+        """The inclusion probabilities asked for, (*batch, n)."""
+        return self._given if self._is_probs else self._target.to(self._given.dtype)
+
+    @property
+    def logits(self) -> Tensor:
+        """Scores whose `sigmoid_topk` is `probs`, (*batch, n)."""
+        return torch.logit(self._given) if self._is_probs else self._given
+
+    @property
+    def _target(self) -> Tensor:
+        """The inclusion probabilities in float64, differentiable in the parameter, not rounded to sum to k."""
+        if self._is_probs:
+            return self._given.to(torch.float64).clamp(0, 1)
+        return sigmoid_topk(self._given.to(torch.float64), self.k)
+
+    @property
+    def _balanced(self) -> Tensor:
+        """`_target`, shifted by a common logit to sum to k to the last digit; the shift has no gradient."""
+        target = self._target
+        with torch.no_grad():
+            shift = sigmoid_topk(torch.logit(target), self._sizes) - target
+        return target + shift
+
+    @property
+    def _sizes(self) -> Tensor:
+        """k for every row, (*batch) float64."""
+        k = torch.as_tensor(self.k, dtype=torch.float64, device=self._given.device)
+        return k.detach().expand(self._given.shape[:-1])
+
+    @property
+    def support(self) -> k_hot:  # type: ignore[override]  # depends on k
+        """k-hot vectors."""
+        return k_hot(self.k)
+
+    def expand(self, batch_shape: Sequence[int], _instance: Design | None = None) -> Self:
+        """The same design over a larger batch; (…, n) parameters are viewed, not copied."""
+        new: Any = type(self).__new__(type(self)) if _instance is None else _instance
+        shape = torch.Size(batch_shape)
+        new.__dict__.update(self.__dict__)
+        new._given = self._given.expand(*shape, -1)
+        if isinstance(self.k, Tensor):
+            new.k = self.k.expand(shape)
+        new._batch_shape = shape
+        return new
+
+    # Drawing ---------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def sample(self, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
+        """Independent k-hot samples, (*sample_shape, *batch, n), in the dtype of the parameter.
+
+        One number is taken from the `generator` (torch's own if None): the same state gives the same bits, at any
+        number of threads.
+        """
+        shape = torch.Size(sample_shape) + self._given.shape
+        if shape.numel() == 0:
+            return self._given.new_zeros(shape)
+        draws = torch.Size(sample_shape).numel()
+        return self._draw(draws, noise.seed(generator, self._given.device)).view(shape)
+
+    def sample_indices(self, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
+        """The same samples as indices, (*sample_shape, *batch, k), rising; rows with fewer are filled up with −1."""
+        return select.indices(self.sample(sample_shape, generator=generator))
+
+    # Moments ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def mean(self) -> Tensor:
+        """The inclusion probabilities, (*batch, n)."""
+        return self.probs
+
+    @property
+    def variance(self) -> Tensor:
+        """π(1 − π), (*batch, n)."""
+        mean = self.mean
+        return mean * (1 - mean)
+
+    def joint_probs(self) -> Tensor:
+        """The joint inclusion probabilities P(i and j), (*batch, n, n), with P(i) on the diagonal."""
+        subsets, p = self._enumerated()
+        return torch.einsum("s...,s...i,s...j->...ij", p, subsets, subsets).to(self._given.dtype)
+
+    @property
+    def covariance_matrix(self) -> Tensor:
+        """Cov(x), (*batch, n, n); its rows sum to 0."""
+        mean = self.mean
+        return self.joint_probs() - mean[..., :, None] * mean[..., None, :]
+
+    def variance_of_sum(self, weights: Tensor) -> Tensor:
+        """Var(Σ c_i x_i) over samples, (*batch), for `weights` c that broadcast to (*batch, n)."""
+        return (weights * (self.covariance_matrix @ weights[..., None])[..., 0]).sum(-1)
+
+    @property
+    def mode(self) -> Tensor:
+        """The likeliest subset."""
+        raise NotImplementedError(
+            f"The mode of `{type(self).__name__}` is not tractable; that of `ConditionalPoisson` is."
+        )
+
+    # Probabilities ---------------------------------------------------------------------------------------------------
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """log P(x = value), for k-hot values (…, n) that broadcast with the batch; differentiable in the parameters."""
+        if self._validate_args:
+            self._validate_sample(value)
+        return self._log_prob(value.to(torch.float64)).to(self._given.dtype)
+
+    def entropy(self) -> Tensor:
+        """−Σ p log p in nats, (*batch)."""
+        _, p = self._enumerated()
+        return torch.special.entr(p).sum(0).to(self._given.dtype)
+
+    def enumerate_support(self, expand: bool = True) -> Tensor:
+        """All k-hot vectors in lexical order, (subsets, *batch, n); batch dims are 1 with `expand=False`."""
+        k, n = self._one_size(), self._event_shape[0]
+        _check.enumerable(n, enumerate_subsets.count(n, k), ENUMERABLE)
+        subsets = enumerate_subsets.k_hot(n, k, self._given.device).to(self._given.dtype)
+        subsets = subsets.view(-1, *(1,) * len(self._batch_shape), n)
+        return subsets.expand(-1, *self._batch_shape, -1) if expand else subsets
+
+    def _enumerated(self) -> tuple[Tensor, Tensor]:
+        """All subsets in float64 and their probabilities, (subsets, *batch)."""
+        subsets = self.enumerate_support().to(torch.float64)
+        return subsets, self._log_prob(subsets).exp()
+
+    def _one_size(self) -> float:
+        """k, where all rows have the same."""
+        sizes = self._sizes.unique()
+        _check.one_size(sizes)
+        return float(sizes[0])
+
+    def __repr__(self) -> str:
+        shape = f"batch_shape={tuple(self._batch_shape)}, n={self._event_shape[0]}"
+        return f"{type(self).__name__}({shape}, k={self.k if not isinstance(self.k, Tensor) else 'per row'})"

@@ -1,0 +1,120 @@
+"""Tree pivotal sampling, the default design."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from .. import _check
+from .._math import noise, ops, pivotal
+from ._design import Design
+
+
+class Pivotal(Design):
+    """k-hot samples with exactly the inclusion probabilities asked for: pairs of items duel along a binary tree.
+
+    `E[x] = π` and `Σx = k` on every draw. Neighbours' probabilities a + b = s are settled by a coin: one of them becomes
+    0 (s < 1) or 1 (s ≥ 1), the other goes on with what is left. O(n), in ⌈log2 n⌉ rounds.
+
+    Args:
+        probs: inclusion probabilities, (…, n), that sum to k over the last dim. Items at 0 are never drawn, at 1 always.
+        k: how many, by default the nearest whole number to the sum. A number, or a tensor that broadcasts with the
+            batch. If it is fractional, samples have ⌊k⌋ or ⌈k⌉ ones, still with `E[x] = π`.
+        logits: scores instead of `probs`, with `k`: then `probs = sigmoid_topk(logits, k)`.
+        order: which items meet first. "random": an order of its own for each draw, so that every subset can occur.
+            "shared": one random order for all draws of a call. "given": as they come, which spreads samples along the
+            index (stratification), and gives `log_prob`, `joint_probs` and all that follows from them.
+        validate_args: whether to check what the tensors hold.
+
+    Examples:
+        >>> design = Pivotal(torch.tensor([0.2, 0.5, 0.5, 0.8]))
+        >>> design.sample(generator=torch.Generator().manual_seed(0))
+        tensor([0., 0., 1., 1.])
+        >>> Pivotal(logits=torch.tensor([2.0, 1.0, 0.0, -1.0]), k=2).mean
+        tensor([0.8176, 0.6225, 0.3775, 0.1824])
+
+    Reference: Deville and Tillé, "Unequal probability sampling without replacement through a splitting method" (1998);
+    Srinivasan, "Distributions on level-sets" (2001).
+    """
+
+    takes_fractions = True
+
+    def __init__(
+        self,
+        probs: Tensor | None = None,
+        k: float | Tensor | None = None,
+        *,
+        logits: Tensor | None = None,
+        order: str = "random",
+        validate_args: bool | None = None,
+    ) -> None:
+        _check.one_of("order", order, ("random", "shared", "given"))
+        self.order = order
+        self._permutation: Tensor | None = None
+        super().__init__(probs, k, logits=logits, validate_args=validate_args)
+
+    def fix_order(self, generator: torch.Generator | None = None) -> Self:
+        """The same design with the order "given": one is drawn here, once, for each row of the batch, (*batch, n)."""
+        new = self.expand(self._batch_shape)
+        keys = noise.bits(noise.seed(generator, self._given.device), self._batch_shape.numel())
+        new.order, new._permutation = "given", noise.order(keys, self._event_shape[0]).view(self._given.shape)
+        return new
+
+    def expand(self, batch_shape: Sequence[int], _instance: Design | None = None) -> Self:
+        """The same design over a larger batch."""
+        new: Any = super().expand(batch_shape, _instance)
+        if self._permutation is not None:
+            new._permutation = self._permutation.expand(*batch_shape, -1)
+        return new
+
+    def joint_probs(self) -> Tensor:
+        """The joint inclusion probabilities (*batch, n, n), in closed form; for the order "given"."""
+        mean = self._target
+        return (self._covariance() + mean[..., :, None] * mean[..., None, :]).to(self._given.dtype)
+
+    @property
+    def covariance_matrix(self) -> Tensor:
+        """Cov(x), (*batch, n, n); no two items are positively correlated. For the order "given"."""
+        return self._covariance().to(self._given.dtype)
+
+    def variance_of_sum(self, weights: Tensor) -> Tensor:
+        """Var(Σ c_i x_i), (*batch), in O(n); for the order "given"."""
+        leaves = self._leaves()
+        weights = self._ordered(weights.to(torch.float64).expand(leaves.shape))
+        return pivotal.variance_of_sum(leaves, weights).to(self._given.dtype)
+
+    def _draw(self, draws: int, seed: Tensor) -> Tensor:
+        n = self._event_shape[0]
+        p = (self._given if self._is_probs else self._target).detach().reshape(-1, n)
+        order = None if self._permutation is None else self._permutation.reshape(-1, n)
+        if self.order == "shared":
+            order = noise.order(noise.stream_key(seed, 1), n).expand(len(p), n)
+        sample = ops.pivotal(p, self._is_whole().reshape(-1), seed, order, self.order == "random", draws)
+        return sample.to(self._given.dtype)
+
+    def _log_prob(self, value: Tensor) -> Tensor:
+        leaves = self._leaves()
+        shape = torch.broadcast_shapes(value.shape, leaves.shape)
+        return pivotal.log_prob(leaves, self._ordered(value.expand(shape)), self._is_whole())
+
+    def _is_whole(self) -> Tensor:
+        return self._sizes == self._sizes.round()
+
+    def _covariance(self) -> Tensor:
+        covariance = pivotal.covariance(self._leaves())
+        if self._permutation is None:
+            return covariance
+        back = self._permutation.argsort(-1)
+        rows = covariance.gather(-2, back[..., None].expand(covariance.shape))
+        return rows.gather(-1, back[..., None, :].expand(covariance.shape))
+
+    def _leaves(self) -> Tensor:
+        """π in the order of the leaves, if there is one."""
+        _check.fixed_order(self.order)
+        return self._ordered(self._target)
+
+    def _ordered(self, t: Tensor) -> Tensor:
+        return t if self._permutation is None else t.gather(-1, self._permutation.expand(t.shape))
