@@ -31,7 +31,9 @@ def quantised(p: Tensor, k: Tensor) -> Tensor:
     room = torch.where(lack > 0, 1 - p, p).masked_fill((w == 0) | (w == one), 0).cumsum(-1)
     measure = torch.where(lack.abs() <= measure[..., -1:] * one, measure, room)
     total = measure[..., -1:]
-    share = (lack * (measure / torch.where(total > 0, total, 1.0))).floor().to(torch.int64)
+    share = (measure * (lack / torch.where(total > 0, total, 1.0))).floor()
+    share = share.clamp(lack.clamp(max=0), lack.clamp(min=0))
+    share = torch.where(measure >= total, lack, share).to(torch.int64)
     return w + share.diff(prepend=torch.zeros_like(share[..., :1]))
 
 

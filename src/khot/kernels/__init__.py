@@ -35,3 +35,6 @@ else:
     LIBRARY.impl("topk", _native.topk, "CPU")
     LIBRARY.impl("topk_pull", _native.topk_pull, "CPU")
     LIBRARY.impl("margin", _native.margin, "CPU")
+    LIBRARY.impl("pivotal", _native.pivotal, "CPU")
+    LIBRARY.impl("systematic", _native.systematic, "CPU")
+    LIBRARY.impl("uniform", _native.uniform, "CPU")

@@ -15,7 +15,7 @@ from .._math import implicit, threshold
 from .._math.cdfs import EUCLIDEAN, LAPLACE, SIGMOID, Cdf, find
 from .._modes import forward_mode_active, transforms_active
 
-ABI = 4  # khot_abi() in native/khot.cpp
+ABI = 5  # khot_abi() in native/khot.cpp
 HERE = Path(__file__).parent
 WIDE, PORTABLE = 1, 0  # the path: the widest vectors this machine has, or one lane at a time
 
@@ -32,6 +32,10 @@ _SIGNATURES = {
     "khot_hard_topk_": (*_ROWS, *_COLUMN, *_MASK, _INT, _INT, _POINTER),
     # y, g, T, threads, path, cdf, dx, dk
     "khot_topk_pull_": (_POINTER, *_ROWS, *_COLUMN, _INT, _INT, _INT, _POINTER, _POINTER),
+    # p, is_whole, seed, order, is_random, draws, threads, out
+    "khot_pivotal_": (*_ROWS, _POINTER, _LONG, _POINTER, _INT, _LONG, _INT, _POINTER),
+    # p, k, seed, draws, threads, out
+    "khot_systematic_": (*_ROWS, _POINTER, _LONG, _LONG, _INT, _POINTER),
 }
 _CDFS = {SIGMOID: 0, LAPLACE: 1, EUCLIDEAN: 2}  # khot::Cdf in native/kernels.h
 _NAMES = {torch.float32: "float", torch.float64: "double"}
@@ -56,10 +60,12 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
             for suffix in _NAMES.values():
                 function = getattr(library, prefix + suffix)
                 function.argtypes, function.restype = arguments, None
+        # seed, stream, count, threads, out
+        library.khot_uniform.argtypes, library.khot_uniform.restype = (_LONG, _LONG, _LONG, _INT, _POINTER), None
     except (OSError, AttributeError) as error:
         return None, f"eager torch (native library does not load: {error})"
     width = "AVX2" if library.khot_has_avx2() else "portable"
-    what = "sigmoid, Laplace and Euclidean top-k, hard top-k; eager torch for the rest and with costs"
+    what = "sigmoid, Laplace and Euclidean top-k, hard top-k, pivotal and systematic samples; eager torch for the rest"
     return library, f"native, {width} (for {what}; {built})"
 
 
@@ -216,6 +222,50 @@ def hard_topk(x: Tensor, k: Tensor, mask: Tensor | None, path: int = WIDE) -> Te
         x.data_ptr(), out.numel() // n, n, *k_place, *mask_place, torch.get_num_threads(), path, out.data_ptr()
     )
     return out
+
+
+def pivotal(
+    p: Tensor, is_whole: Tensor, seed: Tensor, order: Tensor | None, is_random: bool, draws: int
+) -> Tensor:
+    """As `_math.pivotal.draw`."""
+    p, is_whole = _sampled(p).contiguous(), is_whole.contiguous()
+    out = p.new_empty(draws * p.shape[0], p.shape[1])
+    order = None if order is None else order.contiguous()
+    _FUNCTIONS["khot_pivotal_", p.dtype](
+        p.data_ptr(),
+        *p.shape,
+        is_whole.data_ptr(),
+        int(seed),
+        None if order is None else order.data_ptr(),
+        is_random,
+        draws,
+        torch.get_num_threads(),
+        out.data_ptr(),
+    )
+    return out
+
+
+def systematic(p: Tensor, k: Tensor, seed: Tensor, draws: int) -> Tensor:
+    """As `_math.systematic.draw`."""
+    p, k = _sampled(p).contiguous(), k.contiguous()
+    out = p.new_empty(draws * p.shape[0], p.shape[1])
+    _FUNCTIONS["khot_systematic_", p.dtype](
+        p.data_ptr(), *p.shape, k.data_ptr(), int(seed), draws, torch.get_num_threads(), out.data_ptr()
+    )
+    return out
+
+
+def uniform(seed: Tensor, stream: int, count: int) -> Tensor:
+    """As `_math.noise.uniform`."""
+    assert LIBRARY is not None
+    out = torch.empty(count, dtype=torch.float64, device="cpu")
+    LIBRARY.khot_uniform(int(seed), stream, count, torch.get_num_threads(), out.data_ptr())
+    return out
+
+
+def _sampled(p: Tensor) -> Tensor:
+    """In a dtype that has a kernel."""
+    return p if p.dtype in _NAMES else p.to(torch.float32)
 
 
 def _mask(mask: Tensor | None, n: int) -> tuple[Tensor | None, int | None, int, int]:

@@ -4,6 +4,7 @@
 #endif
 
 #include "kernels.h"
+#include "parallel.h"
 
 namespace {
 
@@ -35,21 +36,6 @@ template <> struct Table<double> {
     return khot::portable_double;
   }
 };
-
-constexpr int64_t kSplit = 65536;     // from this length on, one row is worth splitting
-constexpr int64_t kParallel = 16384;  // from so many scores on, several threads are worth waking
-
-// Calls body(row, threads_for_it) for each row: rows side by side if there are enough, else one after another, each split. A
-// region inside another, even one of a single thread, would have to start threads of its own.
-template <class Body> void for_rows(int64_t rows, int64_t n, int threads, Body body) {
-  const bool split = rows < threads && n >= kSplit;
-  if (split || threads == 1 || rows * n < kParallel) {
-    for (int64_t r = 0; r < rows; ++r) body(r, split ? threads : 1);
-    return;
-  }
-#pragma omp parallel for schedule(dynamic, 1 + rows / (64 * (int64_t)threads)) num_threads(threads)
-  for (int64_t r = 0; r < rows; ++r) body(r, 1);
-}
 
 template <class T>
 void topk(const T* x, int64_t rows, int64_t n, const double* k, int64_t k_stride, const double* temperature,
@@ -105,7 +91,7 @@ void hard(const T* x, int64_t rows, int64_t n, const double* k, int64_t k_stride
 #define KHOT_API extern "C" __attribute__((visibility("default")))
 
 // Bumped when a signature below changes, so that an old library is not called with new arguments.
-KHOT_API int khot_abi() { return 4; }
+KHOT_API int khot_abi() { return 5; }
 
 // 1 if the wide path runs on this machine.
 KHOT_API int khot_has_avx2() { return has_avx2(); }

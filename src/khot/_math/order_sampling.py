@@ -1,0 +1,283 @@
+"""Order sampling: each score gets a noise of its own, and the k greatest sums are the sample.
+
+With Gumbel noise on logits this is Plackett–Luce without its order; with logistic noise on logit π, Rosén's Pareto
+sampling. A noise is a continuous law with cdf F whose F, 1 − F and hazard h = f/(1 − F) are log-concave, h rising. What
+is asked of the law is an integral over the place y of a threshold, smooth and of one peak, so the trapezoid rule on the
+window that holds its mass converges geometrically.
+
+Scores are float64; −inf is never chosen and +inf always, and both drop out. The caller sees to it that k is whole and
+that #(+inf) ≤ k ≤ #(> −inf). How many nodes the sums take is read on the host.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+FAR = 36.0  # e^−FAR of the mass may be lost, at each of: the window's ends, the spacing, the frequencies
+# The trapezoid rule errs by e^(−2π a/step) on what is bounded for |Im y| ≤ a. The Gumbel cdf e^(−e^−y) is for a = π/2,
+# and products of logistic ones tend to it.
+STEP = math.pi**2 / FAR
+NODES, MOST_NODES = 128, 1 << 15
+CHUNK = 1 << 20  # how many numbers a tensor may hold while nodes are summed
+GONE = 800.0  # so far out that log F(GONE) = log(1 − F(−GONE)) = 0
+LOG_2 = math.log(2.0)
+
+
+class Noise(NamedTuple):
+    """A law of noise; the functions are of float64, elementwise, accurate in both tails, with finite derivatives."""
+
+    log_cdf: Callable[[Tensor], Tensor]
+    log_sf: Callable[[Tensor], Tensor]
+    """log(1 − F)"""
+    log_hazard: Callable[[Tensor], Tensor]
+    """log(f/(1 − F))"""
+    quantile: Callable[[Tensor], Tensor]
+    """F⁻¹; finite for u in (0, 1], as (j + ½)·2⁻⁵³ may round to 1."""
+
+
+def _clock(z: Tensor) -> Tensor:
+    """u = e^−z, kept finite: a Gumbel score is −log of the time at which an exponential clock rings."""
+    return z.clamp(min=-700.0).neg().exp()
+
+
+def _log1mexp_parts(u: Tensor) -> tuple[Tensor, Tensor]:
+    """log(1 − e^−u) for u ≥ log 2; log((1 − e^−u)/u) for u ≤ log 2, where log u is known better than u."""
+    small = u.clamp(1e-30, LOG_2)
+    return torch.log1p(-torch.exp(-u.clamp(min=LOG_2))), torch.log(-torch.expm1(-small) / small)
+
+
+def _gumbel_log_sf(z: Tensor) -> Tensor:
+    u = _clock(z)
+    large, small = _log1mexp_parts(u)
+    return torch.where(u > LOG_2, large, small - z)
+
+
+def _gumbel_log_hazard(z: Tensor) -> Tensor:
+    u = _clock(z)
+    large, small = _log1mexp_parts(u)
+    return -u - torch.where(u > LOG_2, large + z, small)
+
+
+def _below_one(u: Tensor) -> Tensor:
+    return u.clamp(max=1 - 2.0**-53)
+
+
+GUMBEL = Noise(
+    log_cdf=lambda z: -_clock(z),
+    log_sf=_gumbel_log_sf,
+    log_hazard=_gumbel_log_hazard,
+    quantile=lambda u: -torch.log(-torch.log(_below_one(u))),
+)
+LOGISTIC = Noise(
+    log_cdf=torch.nn.functional.logsigmoid,
+    log_sf=lambda z: torch.nn.functional.logsigmoid(-z),
+    log_hazard=torch.nn.functional.logsigmoid,
+    quantile=lambda u: torch.log(u) - torch.log1p(-_below_one(u)),
+)
+
+
+def log_prob(noise: Noise, scores: Tensor, k: Tensor, subset: Tensor) -> Tensor:
+    """log P(the sample is `subset`), with derivatives in the scores.
+
+    P = ∫ Π_{j∉S} F(y − s_j) · Π_{i∈S} (1 − F(y − s_i)) · Σ_{i∈S} h(y − s_i) dy: the least of the chosen scores is at y.
+
+    Args:
+        noise: the law of the noise.
+        scores: (…, n) float64.
+        k: (…) how many are chosen.
+        subset: (…, n) bool or 0/1.
+
+    Returns:
+        (…) float64; −inf where the subset cannot be. Good to a few roundings of the sum of the logarithms, as long as
+        no plateau of the integrand asks for more than `MOST_NODES`: scores thousands apart, log P as far below 0.
+    """
+    scores, chosen = torch.broadcast_tensors(scores, subset.bool())
+    forbidden = (chosen & (scores == -torch.inf)) | (~chosen & (scores == torch.inf))
+    possible = (chosen.sum(-1) == k) & ~forbidden.any(-1)
+    inside, outside = chosen & scores.isfinite(), ~chosen & scores.isfinite()
+    is_random = possible & inside.any(-1) & outside.any(-1)
+    inside, outside = inside & is_random.unsqueeze(-1), outside & is_random.unsqueeze(-1)
+    scores = torch.where(inside | outside, scores, 0.0)  # a row that is not random goes along as zeros
+
+    def log_products(s: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The logarithms of both products at y (…, m), and the places of the chosen, (…, m, n)."""
+        z = y.unsqueeze(-1) - s.unsqueeze(-2)
+        z_inside = torch.where(inside.unsqueeze(-2), z, -GONE)
+        z_outside = torch.where(outside.unsqueeze(-2), z, GONE)
+        return noise.log_cdf(z_outside).sum(-1) + noise.log_sf(z_inside).sum(-1), z_inside
+
+    def log_integrand(s: Tensor, y: Tensor) -> Tensor:
+        log_product, z = log_products(s, y)
+        return log_product + noise.log_hazard(z).logsumexp(-1)
+
+    def log_bound(s: Tensor, y: Tensor) -> Tensor:
+        """Concave in y, and at most log k below the integrand: the greatest hazard instead of their sum."""
+        log_product, z = log_products(s, y)
+        return log_product + noise.log_hazard(z.amax(-1))
+
+    with torch.no_grad():
+        peak, left, right = _peak_and_window(log_bound, scores, FAR + k.to(scores.dtype).clamp(min=1.0).log())
+        width = torch.where(is_random, left + right, 1.0)
+        nodes = min(max(NODES, math.ceil(float(width.max()) / STEP)), MOST_NODES) if width.numel() else NODES
+        spacing = width / nodes
+    s = scores - peak.unsqueeze(-1)  # near the peak this is exact
+    parts = []
+    chunks = _chunks(nodes + 1, s)
+    for node in chunks:
+        y = spacing.unsqueeze(-1) * node - left.unsqueeze(-1)
+        if len(chunks) == 1 or not s.requires_grad:
+            values = log_integrand(s, y)
+        else:  # autograd would keep all chunks; so each is made anew when its turn comes
+            values = checkpoint(log_integrand, s, y, use_reentrant=False, preserve_rng_state=False)
+        parts.append(values.logsumexp(-1))
+    integral = (torch.stack(parts, -1).logsumexp(-1) + spacing.log()).clamp(max=0.0)
+    return torch.where(is_random, integral, torch.where(possible, 0.0, -torch.inf))
+
+
+def _chunks(count: int, each: Tensor) -> list[Tensor]:
+    """0, …, count − 1 in pieces, for work that holds a few tensors like `each` per number."""
+    return list(torch.arange(count, device=each.device).split(max(1, CHUNK // max(1, each.numel()))))
+
+
+def _peak_and_window(
+    log_bound: Callable[[Tensor, Tensor], Tensor], s: Tensor, fall: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Where a concave function is greatest, and how far to its left and right it has fallen by `fall`; all (…)."""
+    margin = 5 + math.log(s.shape[-1])
+    low, high = s.amin(-1) - margin, s.amax(-1) + margin
+    reach = high - low + 2 * fall
+    slope_step = 1e-4 + 1e-15 * torch.maximum(low.abs(), high.abs())
+    for _ in range(32):
+        middle = (low + high) / 2
+        here, beyond = log_bound(s, torch.stack([middle, middle + slope_step], -1)).unbind(-1)
+        rises = beyond >= here  # a tie is a plateau, or both are −inf and lie too far left
+        low, high = torch.where(rises, middle, low), torch.where(rises, high, middle)
+    peak = (low + high) / 2
+    s = s - peak.unsqueeze(-1)
+    least = log_bound(s, torch.zeros_like(peak).unsqueeze(-1)) - fall.unsqueeze(-1)
+    sides = torch.tensor([-1.0, 1.0], dtype=s.dtype, device=s.device)
+    # By halving the logarithm of the distance a few steps find it to a percent, be it 1e-3 or 1e6.
+    near, far = torch.full_like(least, 1e-6).log().expand(*least.shape[:-1], 2), reach.log().unsqueeze(-1)
+    for _ in range(12):
+        middle = (near + far) / 2
+        is_far = log_bound(s, sides * middle.exp()) < least
+        near, far = torch.where(is_far, near, middle), torch.where(is_far, middle, far)
+    return peak, far[..., 0].exp(), far[..., 1].exp()
+
+
+@torch.no_grad()
+def inclusion(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
+    """P(i is in the sample) for each i, without derivatives.
+
+    π_i = ∫ (1 − F(y − s_i)) g_i(y) dy, where g_i is the density of the k-th greatest score among the others.
+
+    Args:
+        noise: the law of the noise.
+        scores: (…, n) float64.
+        k: (…) how many are chosen.
+
+    Returns:
+        (…, n) float64 in [0, 1], good to 1e-12; a row sums to k as closely.
+    """
+    k = k.expand(scores.shape[:-1]) - (scores == torch.inf).sum(-1)
+    is_random = scores.isfinite()
+    sizes = is_random.sum(-1)
+    result = ((scores == torch.inf) | (is_random & (k >= sizes).unsqueeze(-1))).to(scores.dtype)
+    rows = (k > 0) & (k < sizes)
+    if scores.numel() and bool(rows.any()):
+        random = torch.where(is_random, scores, -torch.inf)[rows]
+        result[rows] = _inclusion(noise, random, k[rows].to(scores.dtype))
+    return result
+
+
+def _inclusion(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
+    """As above for (r, n) rows of which more than k ≥ 1 are random; the others are −inf."""
+    s, order = _close_gaps(scores, k)
+    total = torch.zeros_like(s)
+    row, y, spacing = _inclusion_nodes(noise, s, k)
+    for part in _chunks(len(row), s[0].expand(min(s.shape[-1], 50), -1)):
+        r = row[part]
+        z = y[part].unsqueeze(-1) - s[r]
+        above = noise.log_sf(z).exp()
+        total.index_add_(0, r, spacing[r].unsqueeze(-1) * above * _kth_of_others(noise, z, above, k[r]))
+    return torch.empty_like(total).scatter_(-1, order, total.clamp(0.0, 1.0))
+
+
+def _close_gaps(scores: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """The scores in falling order, relative to the k-th, with gaps cut to what noise may cross; and that order.
+
+    Then no window is wider than a few gaps, however far apart the scores are, and no chance changes by e^−FAR.
+    """
+    s, order = scores.sort(-1, descending=True)
+    gaps = (s[:, :-1] - s[:, 1:]).clamp(max=FAR + 10).nan_to_num(0.0)
+    depth = torch.nn.functional.pad(gaps.cumsum(-1), (1, 0))
+    closed = depth.gather(-1, k.long().unsqueeze(-1) - 1) - depth
+    return torch.where(s.isfinite(), closed, s), order
+
+
+def _inclusion_nodes(noise: Noise, s: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The nodes of all rows in one list, each with its row and its y; and the spacing of each row."""
+    k = k.unsqueeze(-1)
+    reach = torch.where(s.isfinite(), s.abs(), 0.0).amax(-1, keepdim=True) + FAR + math.log(s.shape[-1]) + 5
+    sides = torch.tensor([-1.0, 1.0], dtype=s.dtype, device=s.device)
+    outer, inner = sides * reach, -sides * reach
+    for _ in range(28):
+        y = (outer + inner) / 2
+        excess, rarity = _rarity(noise, y.unsqueeze(-1) - s.unsqueeze(-2), k)
+        is_far = (rarity > FAR) & (excess * sides < 0)
+        outer, inner = torch.where(is_far, y, outer), torch.where(is_far, inner, y)
+    low, high = outer.unbind(-1)
+    # The peak is as wide as the inverse root of Fisher's information about y in who is above it. On a bell curve of
+    # width w the rule errs by e^(−2 (πw/h)²), and where the density is e^−r, an error e^r times as great will do.
+    need = torch.zeros_like(low)
+    points = 32 + math.ceil(float((high - low).max()))
+    for i in _chunks(points + 1, s):
+        z = (low.unsqueeze(-1) + ((high - low) / points).unsqueeze(-1) * i).unsqueeze(-1) - s.unsqueeze(-2)
+        information = (2 * noise.log_hazard(z) + noise.log_sf(z) - noise.log_cdf(z)).exp().sum(-1)
+        need = torch.maximum(need, (information * (FAR - _rarity(noise, z, k)[1])).amax(-1))
+    spacing = (math.pi * (2 / need).sqrt()).clamp(max=STEP)
+    counts = ((high - low) / spacing).ceil().long() + 1
+    row = torch.arange(len(counts), device=s.device).repeat_interleave(counts)
+    place = torch.arange(len(row), device=s.device) - (counts.cumsum(0) - counts)[row]
+    return row, low[row] + place * spacing[row], spacing
+
+
+def _rarity(noise: Noise, z: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """How far the mean of the count above y is from k, and a bound of −log P(the count is as far off as k)."""
+    log_above, log_below = noise.log_sf(z), noise.log_cdf(z)
+    mean, rest, variance = (t.exp().sum(-1) for t in (log_above, log_below, log_above + log_below))
+    off = (mean - k).abs()
+    bennett = torch.xlogy(variance + off, 1 + off / variance) - off
+    hoeffding = torch.xlogy(k, k / mean) + torch.xlogy(z.shape[-1] - k, (z.shape[-1] - k) / rest)
+    return mean - k, torch.maximum(bennett.nan_to_num(0.0), hoeffding)  # NaN: a count that is k for sure
+
+
+def _kth_of_others(noise: Noise, z: Tensor, above: Tensor, k: Tensor) -> Tensor:
+    """At each of m nodes, for each i, the density of the k-th greatest score among the others; (m, n).
+
+    It is Σ_{j≠i} f_j P(k − 1 of the others but j are above), and the count's law is the Fourier sum of its
+    characteristic function Π φ_j, φ_j(ω) = 1 + q_j (e^iω − 1), at L frequencies: so many that the count, of variance v,
+    wraps onto k − 1 with a chance of at most e^−FAR, less those where |Π φ| ≤ e^(−v (1 − cos ω)) is as small.
+    """
+    f = above * noise.log_hazard(z).exp()
+    variance = (above * noise.log_cdf(z).exp()).sum(-1, keepdim=True)
+    length = 2 * FAR / 3 + ((2 * FAR / 3) ** 2 + 8 * FAR * variance).sqrt() + 4  # Bernstein, on both sides
+    half = (length.clamp(max=z.shape[-1] + 1) / 2).ceil()
+    length = 2 * half + 1
+    highest = torch.minimum(half, (length * (1 - FAR / variance).clamp(min=-1.0).acos() / (2 * math.pi)).ceil() + 1)
+    t = torch.arange(int(highest.max()) + 1, dtype=z.dtype, device=z.device)
+    omega = 2 * math.pi * torch.minimum(t, half) / length  # (m, T)
+    weight = torch.where(t == 0, 1.0, torch.where(t <= half, 2.0, 0.0)) / length
+    turn = torch.polar(torch.ones_like(omega), omega)
+    phi = 1 + above.unsqueeze(-2) * (turn - 1).unsqueeze(-1)  # (m, T, n)
+    spectrum = phi.prod(-1) * torch.polar(weight, -omega * (k.unsqueeze(-1) - 1))
+    inverse = phi.reciprocal()
+    ratio = f.unsqueeze(-2) * inverse
+    rest = ratio.sum(-1, keepdim=True) - ratio
+    return (spectrum.unsqueeze(-1) * inverse * rest).real.sum(-2)

@@ -1,0 +1,276 @@
+// Sampling: twins of _math/noise.py, pivotal.py and systematic.py, to the last bit. Compiled once for every machine.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <type_traits>
+
+#include "parallel.h"
+
+namespace {
+
+constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u;
+
+inline uint64_t mixed(uint64_t word) {
+  word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9u;
+  word = (word ^ (word >> 27)) * 0x94D049BB133111EBu;
+  return word ^ (word >> 31);
+}
+
+inline uint64_t word_at(uint64_t key, int64_t place) { return mixed(key + (uint64_t)(place + 1) * kGolden); }
+inline uint64_t stream_key(uint64_t seed, uint64_t stream) { return mixed(seed ^ stream * kGolden); }
+inline double unit(uint64_t word) { return (double)(int64_t)(word >> 11) * 0x1p-53; }
+
+inline int bit_length(uint64_t value) { return value ? 64 - __builtin_clzll(value) : 0; }
+inline double inside_unit(double p) { return p < 0 ? 0 : p > 1 ? 1 : p; }
+
+// Of values in [0, 2^52], ties to even, and of those an int64 holds; the standard functions are calls on older processors.
+inline double rounded(double value) { return (value + 0x1p52) - 0x1p52; }
+inline int64_t floored(double value) {
+  const auto truncated = (int64_t)value;
+  return truncated - (value < (double)truncated);
+}
+
+// Room for n values: on the stack if they are few.
+template <class T> class Scratch {
+ public:
+  explicit Scratch(int64_t n) : heap_(n > kFew ? new T[n] : nullptr), data_(heap_ ? heap_.get() : few_) {}
+  T* data() { return data_; }
+
+ private:
+  static constexpr int64_t kFew = 640;
+  T few_[kFew];
+  std::unique_ptr<T[]> heap_;
+  T* data_;
+};
+
+void insertion_sort(uint64_t* words, int64_t n) {
+  for (int64_t i = 1; i < n; ++i) {
+    const uint64_t word = words[i];
+    int64_t j = i;
+    for (; j > 0 && words[j - 1] > word; --j) words[j] = words[j - 1];
+    words[j] = word;
+  }
+}
+
+constexpr int kMostBits = 13;
+constexpr int64_t kFewWords = 8192;  // that many are sorted in the cache, in one go
+
+// Distributes what word(i) gives over 2^bits buckets, by its bits from `used` on; ends[b] is where bucket b ends.
+template <class Index, class Word> void distribute(int64_t n, int used, int bits, uint64_t* out, Index* ends, Word word) {
+  const int shift = 64 - used - bits;
+  const uint64_t mask = ((uint64_t)1 << bits) - 1;
+  std::fill_n(ends, (1 << bits) + 1, 0);
+  for (int64_t i = 0; i < n; ++i) ++ends[((word(i) >> shift) & mask) + 1];
+  for (int b = 0; b < 1 << bits; ++b) ends[b + 1] += ends[b];
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t w = word(i);
+    out[ends[(w >> shift) & mask]++] = w;
+  }
+}
+
+// Sorts words that are random from the bit `used` on: buckets of one or two leave little to sort.
+template <class Word> void sort_words(int64_t n, int used, uint64_t* out, Word word) {
+  int32_t ends[(1 << kMostBits) + 1];
+  distribute(n, used, std::clamp(bit_length((uint64_t)n), 1, kMostBits), out, ends, word);
+  insertion_sort(out, n);
+}
+
+// A random order: words of the key sorted as signed numbers, their lowest bits replaced by the index. Returns the mask of those.
+uint64_t random_order(uint64_t key, int64_t n, uint64_t* words, uint64_t* scratch) {
+  const uint64_t low = ((uint64_t)1 << bit_length((uint64_t)std::max<int64_t>(n - 1, 1))) - 1;
+  const auto word = [=](int64_t i) { return ((word_at(key, i) & ~low) | (uint64_t)i) ^ (uint64_t)1 << 63; };
+  if (n <= kFewWords) {
+    sort_words(n, 0, words, word);
+    return low;
+  }
+  int64_t ends[(1 << kMostBits) + 1];
+  const int bits = std::min(bit_length((uint64_t)(n / (kFewWords / 2))), kMostBits);
+  distribute(n, 0, bits, scratch, ends, word);
+  for (int64_t b = 0, begin = 0; b < 1 << bits; begin = ends[b++]) {
+    const uint64_t* bucket = scratch + begin;
+    sort_words(ends[b] - begin, bits, words + begin, [=](int64_t i) { return bucket[i]; });
+  }
+  return low;
+}
+
+struct Duel {
+  double residual;
+  uint8_t result;  // 1: the left goes on; 2: the one that stops becomes 1
+};
+
+// No branch: the outcome of a coin is not to be predicted.
+inline double chosen(bool first, double a, double b) {
+  uint64_t u, v;
+  std::memcpy(&u, &a, sizeof u);
+  std::memcpy(&v, &b, sizeof v);
+  u = v ^ ((u ^ v) & -(uint64_t)first);
+  std::memcpy(&a, &u, sizeof a);
+  return a;
+}
+
+inline Duel duel(double a, double b, double coin) {
+  const double s = a + b;
+  const bool is_won = s >= 1;
+  const bool goes_on = coin * chosen(is_won, 2 - s, s) < chosen(is_won, 1 - a, a);
+  return {s - (double)is_won, (uint8_t)(goes_on | is_won << 1)};
+}
+
+constexpr int64_t kAhead = 32;  // so many leaves ahead, the memory of a random one is asked for
+
+// One sample along the tree whose leaf i is the item place(i).
+template <bool Scattered, class T, class Place>
+void pivotal_tree(const T* p, int64_t n, bool is_whole, uint64_t key, double* residual, uint8_t* duels, uint8_t* value, T* out, Place place) {
+  const auto leaf = [=](int64_t i) { return inside_unit((double)p[place(i)]); };
+  int64_t coins = 0, size = n;
+  if (n == 1) residual[0] = leaf(0);
+  while (size > 1) {
+    const int64_t half = size / 2, next = (size + 1) / 2;
+    const auto meet = [&](int64_t i, double a, double b) {
+      const Duel d = duel(a, b, unit(word_at(key, coins + i)));
+      residual[i] = d.residual;
+      duels[coins + i] = d.result;
+    };
+    if (size == n) {
+      for (int64_t i = 0; i < half; ++i) {
+        if (Scattered && 2 * i + kAhead + 1 < n) {
+          __builtin_prefetch(p + place(2 * i + kAhead));
+          __builtin_prefetch(p + place(2 * i + kAhead + 1));
+        }
+        meet(i, leaf(2 * i), leaf(2 * i + 1));
+      }
+      if (next > half) meet(half, leaf(2 * half), 0);
+    } else {
+      for (int64_t i = 0; i < half; ++i) meet(i, residual[2 * i], residual[2 * i + 1]);
+      if (next > half) meet(half, residual[2 * half], 0);
+    }
+    coins += next;
+    size = next;
+  }
+  value[0] = residual[0] >= (is_whole ? 0.5 : 1 - unit(word_at(key, coins)));
+  // Down again: the number of nodes of each level follows from n, so it is found by halving as often as needed.
+  int levels = 0;
+  for (int64_t m = n; m > 1; m = (m + 1) / 2) ++levels;
+  for (int level = levels - 1; level >= 0; --level) {
+    int64_t below = n;
+    for (int l = 0; l < level; ++l) below = (below + 1) / 2;
+    const int64_t nodes = (below + 1) / 2;
+    coins -= nodes;
+    for (int64_t i = nodes - 1; i >= 0; --i) {
+      const uint8_t d = duels[coins + i], v = value[i], won = d >> 1, goes_on = d & 1;
+      const uint8_t swap = (uint8_t)((v ^ won) & -goes_on), left = won ^ swap, right = v ^ swap;
+      if (level) {
+        value[2 * i] = left;
+        value[2 * i + 1] = right;
+      } else {
+        if (Scattered && 2 * i >= kAhead) {
+          __builtin_prefetch(out + place(2 * i - kAhead), 1);
+          __builtin_prefetch(out + place(2 * i - kAhead + 1), 1);
+        }
+        out[place(2 * i)] = (T)left;
+        if (2 * i + 1 < n) out[place(2 * i + 1)] = (T)right;
+      }
+    }
+  }
+  if (n == 1) out[0] = (T)value[0];
+}
+
+template <class T>
+void pivotal(const T* p, int64_t rows, int64_t n, const uint8_t* is_whole, int64_t seed, const int64_t* order, int is_random,
+             int64_t draws, int threads, T* out) {
+  for_rows(draws * rows, n, threads, [&](int64_t r, int) {
+    const int64_t row = r % rows;
+    const uint64_t key = word_at((uint64_t)seed, r);
+    Scratch<double> residual(n);
+    Scratch<uint8_t> duels(n + 64), value(n + 2);
+    const auto along = [&](auto is_scattered, auto place) {
+      pivotal_tree<is_scattered.value>(p + row * n, n, is_whole[row] != 0, stream_key(key, 2), residual.data(), duels.data(), value.data(), out + r * n, place);
+    };
+    if (is_random) {
+      Scratch<uint64_t> words(n), spare(n);
+      const uint64_t* order = words.data();
+      const uint64_t low = random_order(stream_key(key, 1), n, words.data(), spare.data());
+      along(std::true_type{}, [=](int64_t i) { return (int64_t)(order[i] & low); });
+    } else if (order) {
+      along(std::true_type{}, [=](int64_t i) { return order[row * n + i]; });
+    } else {
+      along(std::false_type{}, [](int64_t i) { return i; });
+    }
+  });
+}
+
+template <class T>
+void systematic(const T* p, int64_t rows, int64_t n, const double* k, int64_t seed, int64_t draws, int threads, T* out) {
+  const int shift = std::min(52, 62 - bit_length((uint64_t)n));
+  const int64_t one = (int64_t)1 << shift;
+  const auto scale = (double)one;
+  for_rows(rows, n, threads, [&](int64_t row, int) {
+    const T* items = p + row * n;
+    int64_t sum = 0;
+    double spread = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const double x = inside_unit((double)items[i]);
+      sum += (int64_t)rounded(x * scale);
+      spread += x * (1 - x);
+    }
+    const int64_t lack = (int64_t)std::nearbyint(k[row] * scale) - sum;
+    const auto share = [&](auto measure_of) {
+      double total = 0;
+      for (int64_t i = 0; i < n; ++i) total += measure_of(inside_unit((double)items[i]));
+      const double factor = (double)lack / (total > 0 ? total : 1);
+      for (int64_t d = 0; d < draws; ++d) {
+        T* chosen = out + (d * rows + row) * n;
+        int64_t running = (int64_t)(word_at((uint64_t)seed, d * rows + row) & (uint64_t)(one - 1)), passed = 0, given = 0;
+        double measure = 0;
+        for (int64_t i = 0; i < n; ++i) {
+          const double x = inside_unit((double)items[i]);
+          measure += measure_of(x);
+          const int64_t part = std::clamp(floored(measure * factor), std::min<int64_t>(lack, 0), std::max<int64_t>(lack, 0));
+          const int64_t now = measure >= total ? lack : part;
+          running += (int64_t)rounded(x * scale) + now - given;
+          given = now;
+          chosen[i] = (T)((running >> shift) - passed);
+          passed = running >> shift;
+        }
+      }
+    };
+    const auto is_interior = [=](double x) { return rounded(x * scale) != 0 && rounded(x * scale) != scale; };
+    if (std::fabs((double)lack) <= spread * scale) {
+      share([](double x) { return x * (1 - x); });
+    } else if (lack > 0) {
+      share([=](double x) { return is_interior(x) ? 1 - x : 0; });
+    } else {
+      share([=](double x) { return is_interior(x) ? x : 0; });
+    }
+  });
+}
+
+}  // namespace
+
+#define KHOT_API extern "C" __attribute__((visibility("default")))
+
+#define KHOT_PIVOTAL(NAME, T)                                                                                              \
+  KHOT_API void NAME(const T* p, int64_t rows, int64_t n, const uint8_t* is_whole, int64_t seed, const int64_t* order,      \
+                     int is_random, int64_t draws, int threads, T* out) {                                                   \
+    pivotal(p, rows, n, is_whole, seed, order, is_random, draws, threads, out);                                             \
+  }
+KHOT_PIVOTAL(khot_pivotal_float, float)
+KHOT_PIVOTAL(khot_pivotal_double, double)
+
+#define KHOT_SYSTEMATIC(NAME, T)                                                                                        \
+  KHOT_API void NAME(const T* p, int64_t rows, int64_t n, const double* k, int64_t seed, int64_t draws, int threads,     \
+                     T* out) {                                                                                           \
+    systematic(p, rows, n, k, seed, draws, threads, out);                                                                \
+  }
+KHOT_SYSTEMATIC(khot_systematic_float, float)
+KHOT_SYSTEMATIC(khot_systematic_double, double)
+
+// `count` uniforms of one stream.
+KHOT_API void khot_uniform(int64_t seed, int64_t stream, int64_t count, int threads, double* out) {
+  const uint64_t key = stream_key((uint64_t)seed, (uint64_t)stream);
+  for_rows((count + kChunk - 1) / kChunk, kChunk, threads, [&](int64_t chunk, int) {
+    const int64_t end = std::min(count, (chunk + 1) * kChunk);
+    for (int64_t i = chunk * kChunk; i < end; ++i) out[i] = unit(word_at(key, i));
+  });
+}
