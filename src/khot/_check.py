@@ -286,6 +286,12 @@ def fixed_order(order: str) -> None:
         )
 
 
+def few(name: str, value: Tensor, most: int, what: str) -> None:
+    """Raise if a size is beyond what is computed."""
+    if not (value <= most).all():
+        raise NotImplementedError(f"{what} up to {name} = {most}; got {name} = {value.max().item():g}.")
+
+
 def enumerable(n: int, subsets: int, most: int) -> None:
     """Raise if there are too many subsets to go through."""
     if subsets > most:

@@ -25,7 +25,7 @@ FAR = 36.0  # e^−FAR of the mass may be lost, at each of: the window's ends, t
 STEP = math.pi**2 / FAR
 NODES, MOST_NODES = 128, 1 << 15
 CHUNK = 1 << 20  # how many numbers a tensor may hold while nodes are summed
-GONE = 800.0  # so far out that log F(GONE) = log(1 − F(−GONE)) = 0
+GONE = 300.0  # so far out that log F(GONE), log(1 − F(−GONE)) and h(−GONE) are as good as 0, yet no underflow
 LOG_2 = math.log(2.0)
 
 
@@ -49,7 +49,7 @@ def _clock(z: Tensor) -> Tensor:
 def _log1mexp_parts(u: Tensor) -> tuple[Tensor, Tensor]:
     """log(1 − e^−u) for u ≥ log 2; log((1 − e^−u)/u) for u ≤ log 2, where log u is known better than u."""
     small = u.clamp(1e-30, LOG_2)
-    return torch.log1p(-torch.exp(-u.clamp(min=LOG_2))), torch.log(-torch.expm1(-small) / small)
+    return torch.log1p(-torch.exp(-u.clamp(LOG_2, 700.0))), torch.log(-torch.expm1(-small) / small)
 
 
 def _gumbel_log_sf(z: Tensor) -> Tensor:
@@ -199,14 +199,17 @@ def inclusion(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
 def _inclusion(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
     """As above for (r, n) rows of which more than k ≥ 1 are random; the others are −inf."""
     s, order = _close_gaps(scores, k)
-    total = torch.zeros_like(s)
-    row, y, spacing = _inclusion_nodes(noise, s, k)
+    total, mass = torch.zeros_like(s), torch.zeros_like(s)
+    row, y = _inclusion_nodes(noise, s, k)
     for part in _chunks(len(row), s[0].expand(min(s.shape[-1], 50), -1)):
         r = row[part]
         z = y[part].unsqueeze(-1) - s[r]
         above = noise.log_sf(z).exp()
-        total.index_add_(0, r, spacing[r].unsqueeze(-1) * above * _kth_of_others(noise, z, above, k[r]))
-    return torch.empty_like(total).scatter_(-1, order, total.clamp(0.0, 1.0))
+        density = _kth_of_others(noise, z, above, k[r])
+        mass.index_add_(0, r, density)
+        total.index_add_(0, r, above * density)
+    # The mass is 1/spacing; to divide by what was summed takes out the rounding that a node's density has in common.
+    return torch.empty_like(total).scatter_(-1, order, (total / mass).clamp(0.0, 1.0))
 
 
 def _close_gaps(scores: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -221,8 +224,8 @@ def _close_gaps(scores: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(s.isfinite(), closed, s), order
 
 
-def _inclusion_nodes(noise: Noise, s: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The nodes of all rows in one list, each with its row and its y; and the spacing of each row."""
+def _inclusion_nodes(noise: Noise, s: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """The nodes of all rows in one list: each one's row, and its y."""
     k = k.unsqueeze(-1)
     reach = torch.where(s.isfinite(), s.abs(), 0.0).amax(-1, keepdim=True) + FAR + math.log(s.shape[-1]) + 5
     sides = torch.tensor([-1.0, 1.0], dtype=s.dtype, device=s.device)
@@ -241,11 +244,11 @@ def _inclusion_nodes(noise: Noise, s: Tensor, k: Tensor) -> tuple[Tensor, Tensor
         z = (low.unsqueeze(-1) + ((high - low) / points).unsqueeze(-1) * i).unsqueeze(-1) - s.unsqueeze(-2)
         information = (2 * noise.log_hazard(z) + noise.log_sf(z) - noise.log_cdf(z)).exp().sum(-1)
         need = torch.maximum(need, (information * (FAR - _rarity(noise, z, k)[1])).amax(-1))
-    spacing = (math.pi * (2 / need).sqrt()).clamp(max=STEP)
+    spacing = (0.6 * math.pi * (2 / need).sqrt()).clamp(max=STEP)  # 0.6: no peak is quite a bell
     counts = ((high - low) / spacing).ceil().long() + 1
     row = torch.arange(len(counts), device=s.device).repeat_interleave(counts)
     place = torch.arange(len(row), device=s.device) - (counts.cumsum(0) - counts)[row]
-    return row, low[row] + place * spacing[row], spacing
+    return row, low[row] + place * spacing[row]
 
 
 def _rarity(noise: Noise, z: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -267,8 +270,11 @@ def _kth_of_others(noise: Noise, z: Tensor, above: Tensor, k: Tensor) -> Tensor:
     """
     f = above * noise.log_hazard(z).exp()
     variance = (above * noise.log_cdf(z).exp()).sum(-1, keepdim=True)
-    length = 2 * FAR / 3 + ((2 * FAR / 3) ** 2 + 8 * FAR * variance).sqrt() + 4  # Bernstein, on both sides
-    half = (length.clamp(max=z.shape[-1] + 1) / 2).ceil()
+    reach = FAR / 3 + ((FAR / 3) ** 2 + 2 * FAR * variance).sqrt()  # Bernstein's, then Newton towards Bennett's
+    for _ in range(2):
+        reach = (FAR + reach) / (reach / variance).log1p() - variance
+    off = (above.sum(-1, keepdim=True) - k.unsqueeze(-1)).abs()
+    half = ((off + reach + 3).clamp(max=z.shape[-1]) / 2).ceil()
     length = 2 * half + 1
     highest = torch.minimum(half, (length * (1 - FAR / variance).clamp(min=-1.0).acos() / (2 * math.pi)).ceil() + 1)
     t = torch.arange(int(highest.max()) + 1, dtype=z.dtype, device=z.device)

@@ -201,6 +201,11 @@ class Design(Distribution):
         subsets = self.enumerate_support().to(torch.float64)
         return subsets, self._log_prob(subsets).exp()
 
+    @staticmethod
+    def _is_out(p: Tensor, value: Tensor) -> Tensor:
+        """Whether a subset has an item that is never drawn, or lacks one that always is."""
+        return (((p == 0) & (value != 0)) | ((p == 1) & (value != 1))).any(-1)
+
     def _one_size(self) -> float:
         """k, where all rows have the same."""
         sizes = self._sizes.unique()

@@ -1,0 +1,124 @@
+"""Conditional Poisson sampling: the maximum-entropy law of k-subsets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.distributions import register_kl
+
+from .._math import natural, rejective, subsets
+from ..relaxations._hard import hard_topk
+from ._design import Design
+from ._natural import log_normaliser, marginals, natural_parameters
+
+
+class ConditionalPoisson(Design):
+    """The law `p(x) ∝ exp(θ·x)` of k-hot vectors: independent draws, given that they are k; of all laws with its
+    inclusion probabilities the one of greatest entropy.
+
+    Linear in n: the normaliser, the inclusion probabilities and their derivatives take some 30 evaluations of the
+    characteristic function of the count, at any n and k.
+
+    Args:
+        probs: the inclusion probabilities wanted, (…, n), that sum to k; θ is then solved for. Items at 0 are never drawn,
+            at 1 always.
+        k: how many, a whole number or a tensor of them that broadcasts with the batch; by default the nearest whole
+            number to the sum of `probs`.
+        logits: the natural parameters θ instead, (…, n), with `k`. The inclusion probabilities are then `mean`, which is
+            *not* `sigmoid_topk(θ, k)`: for that mean, give it as `probs`. −inf is never drawn, +inf always.
+        validate_args: whether to check what the tensors hold.
+
+    Examples:
+        >>> design = ConditionalPoisson(logits=torch.tensor([2.0, 1.0, 0.0, -1.0]), k=2)
+        >>> design.mean
+        tensor([0.8855, 0.6894, 0.3106, 0.1145])
+        >>> ConditionalPoisson(design.mean).logits - design.logits
+        tensor([...])
+        >>> design.log_prob(torch.tensor([1.0, 1.0, 0.0, 0.0])).exp()
+        tensor(0.6103)
+
+    Reference: Chen, Dempster and Liu, "Weighted finite population sampling to maximize entropy" (1994); Hájek (1964).
+    """
+
+    @property
+    def logits(self) -> Tensor:
+        """θ, up to a constant; (*batch, n)."""
+        return self._theta.to(self._given.dtype) if self._is_probs else self._given
+
+    @property
+    def probs(self) -> Tensor:
+        """The inclusion probabilities, (*batch, n)."""
+        return self._given if self._is_probs else marginals(self._theta, self._sizes).to(self._given.dtype)
+
+    @cached_property
+    def _theta(self) -> Tensor:
+        """θ in float64."""
+        if self._is_probs:
+            return natural_parameters(self._balanced, self._sizes)
+        return self._given.to(torch.float64)
+
+    @property
+    def _target(self) -> Tensor:
+        return super()._target if self._is_probs else marginals(self._theta, self._sizes)
+
+    def expand(self, batch_shape: Sequence[int], _instance: Design | None = None) -> Self:
+        """The same design over a larger batch."""
+        new: Any = super().expand(batch_shape, _instance)
+        if "_theta" in self.__dict__:  # what was solved need not be again
+            new._theta = self._theta.expand(*batch_shape, -1)
+        return new
+
+    def joint_probs(self) -> Tensor:
+        """The joint inclusion probabilities, (*batch, n, n), in O(n²)."""
+        return subsets.joint(self._counts()).to(self._given.dtype)
+
+    def variance_of_sum(self, weights: Tensor) -> Tensor:
+        """Var(Σ c_i x_i), (*batch), in O(n)."""
+        c = weights.to(torch.float64)
+        return (c * subsets.covariance_product(self._counts(), c.expand(self._theta.shape))).sum(-1).to(self._given.dtype)
+
+    @property
+    def mode(self) -> Tensor:
+        """The likeliest subset, the k greatest θ; (*batch, n), ties by lowest index."""
+        return hard_topk(self._theta.detach(), self._sizes).to(self._given.dtype)
+
+    def entropy(self) -> Tensor:
+        """log e_k − θ·π, the greatest there is with these inclusion probabilities; (*batch)."""
+        p = marginals(self._theta, self._sizes)
+        return (self._log_normaliser() - _dot(self._theta, p)).to(self._given.dtype)
+
+    def _log_normaliser(self) -> Tensor:
+        return log_normaliser(self._theta, self._sizes)
+
+    def _counts(self) -> subsets.Counts:
+        return subsets.counts(natural.tilt(self._theta, self._sizes)[0], self._sizes)
+
+    def _log_prob(self, value: Tensor) -> Tensor:
+        theta = self._theta
+        is_out = ((theta == -torch.inf) & (value != 0)) | ((theta == torch.inf) & (value != 1))
+        return torch.where(is_out.any(-1), -torch.inf, _dot(theta, value) - self._log_normaliser())
+
+    def _draw(self, draws: int, seed: Tensor) -> Tensor:
+        n = self._event_shape[0]
+        z, _ = natural.tilt(self._theta.detach(), self._sizes)
+        rows = rejective.draw(z.reshape(-1, n), self._sizes.reshape(-1), seed, draws)
+        return rows.to(self._given.dtype)
+
+
+def _dot(theta: Tensor, x: Tensor) -> Tensor:
+    """Σ θ x over the finite θ."""
+    return (torch.where(theta.isfinite(), theta, 0.0) * x).sum(-1)
+
+
+@register_kl(ConditionalPoisson, ConditionalPoisson)
+def _kl(p: ConditionalPoisson, q: ConditionalPoisson) -> Tensor:
+    """KL(p ‖ q) = (θ_p − θ_q)·π_p − log e(θ_p) + log e(θ_q)."""
+    mean = marginals(p._theta, p._sizes)
+    cross = _dot(q._theta, mean) - q._log_normaliser()
+    is_out = ((q._theta == -torch.inf) & (mean > 0)) | ((q._theta == torch.inf) & (mean < 1))
+    value = _dot(p._theta, mean) - p._log_normaliser() - cross
+    return torch.where(is_out.any(-1) | (p._sizes != q._sizes), torch.inf, value).to(p._given.dtype)
