@@ -2,11 +2,16 @@
 
 from . import boosts as boosts
 from . import constraints as constraints
+from . import designs as designs
 from . import kernels as kernels
 from . import metrics as metrics
 from . import nn as nn
 from . import testing as testing
 from ._version import __version__ as __version__
+from .designs._horvitz_thompson import horvitz_thompson as horvitz_thompson
+from .designs._horvitz_thompson import horvitz_thompson_variance as horvitz_thompson_variance
+from .designs._sample import sample_khot as sample_khot
+from .designs._sample import sample_relaxed_khot as sample_relaxed_khot
 from .relaxations._family import cauchy_topk as cauchy_topk
 from .relaxations._family import euclidean_topk as euclidean_topk
 from .relaxations._family import laplace_topk as laplace_topk
@@ -30,6 +35,8 @@ __all__ = [
     "cauchy_topk",
     "euclidean_topk",
     "hard_topk",
+    "horvitz_thompson",
+    "horvitz_thompson_variance",
     "iterative_topk",
     "khot_cross_entropy",
     "laplace_topk",
@@ -40,6 +47,8 @@ __all__ = [
     "precision_at_k_loss",
     "recall_at_k_loss",
     "relaxation",
+    "sample_khot",
+    "sample_relaxed_khot",
     "sigmoid_topk",
     "soft_topk",
     "straight_through",

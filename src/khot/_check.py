@@ -1,4 +1,4 @@
-"""Is the call legal? Shapes, dtypes and Python values; what tensors hold is read for designs alone, if they validate."""
+"""Is the call legal? Shapes, dtypes and Python values; what tensors hold is read for designs alone."""
 
 from __future__ import annotations
 
@@ -212,6 +212,31 @@ def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"`{name}` must be one of {', '.join(map(repr, allowed))}; got {value!r}.")
 
 
+def feasible(soft: Tensor, dim: int) -> None:
+    """Raise if a row of a relaxation is NaN, because a sample cannot be."""
+    is_bad = soft.detach().isnan().any(dim)
+    if is_bad.any():
+        first = tuple(is_bad.nonzero()[0].tolist())
+        raise ValueError(
+            "`k` must satisfy 0 ≤ k ≤ the number of entries of its row that are neither masked nor −inf, and `x` must "
+            f"not hold NaN; got {int(is_bad.sum())} rows of {is_bad.numel()} that cannot be drawn from"
+            + (f", the first at index {first}." if first else ".")
+        )
+
+
+def broadcast(**tensors: Any) -> None:
+    """Raise unless all are real tensors that broadcast."""
+    for name, value in tensors.items():
+        if not isinstance(value, Tensor) or value.is_complex():
+            got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+            raise TypeError(f"`{name}` must be a real torch.Tensor; got {got}.")
+    try:
+        torch.broadcast_shapes(*(value.shape for value in tensors.values()))
+    except RuntimeError:
+        got = ", ".join(f"`{name}` {tuple(value.shape)}" for name, value in tensors.items())
+        raise ValueError(f"These must broadcast: {got}.") from None
+
+
 def one_parameter(probs: Any, logits: Any, k: Any) -> None:
     """Raise unless one of the two parameters of a design is given, with a count that fits."""
     if (probs is None) == (logits is None):
@@ -261,12 +286,17 @@ def natural_parameters(logits: Tensor, k: Tensor) -> None:
         raise ValueError(f"`logits` must be +inf for at most k items; got a row with {_worst(forced, k - forced)}.")
 
 
-def inclusion_probabilities(probs: Tensor, total: Tensor, k: Tensor) -> None:
-    """Raise unless the probabilities lie in [0, 1] and sum to k, within what their dtype allows."""
-    tolerance = {torch.float64: 1e-9, torch.float32: 1e-5}.get(probs.dtype, 1e-3)
+def probabilities(probs: Tensor) -> None:
+    """Raise unless all lie in [0, 1], within what their dtype allows."""
     least, most = torch.aminmax(probs) if probs.numel() else (probs.new_zeros(()), probs.new_zeros(()))
+    tolerance = _tolerance(probs.dtype)
     if not (least >= -tolerance and most <= 1 + tolerance):
         raise ValueError(f"`probs` must lie in [0, 1]; got values from {least.item():g} to {most.item():g}.")
+
+
+def total(probs: Tensor, total: Tensor, k: Tensor) -> None:
+    """Raise unless the probabilities sum to k, within what their dtype allows."""
+    tolerance = _tolerance(probs.dtype)
     error = (total - k).abs()
     if not (error <= tolerance * k.clamp(min=1)).all():
         where = error.argmax()
@@ -302,6 +332,10 @@ def one_size(sizes: Tensor) -> None:
     """Raise unless all rows have one size, given the different ones."""
     if len(sizes) != 1:
         raise NotImplementedError(f"All rows must have the same k to enumerate subsets; got {_extremes(sizes)}.")
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    return {torch.float64: 1e-9, torch.float32: 1e-5}.get(dtype, 1e-3)
 
 
 def _extremes(values: Tensor) -> str:

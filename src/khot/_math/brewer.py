@@ -1,4 +1,4 @@
-"""Brewer's draw-by-draw procedure on the last dim: k draws, each with odds that make the inclusion probabilities right."""
+"""Brewer's draw-by-draw procedure, on the last dim: odds that make the inclusion probabilities right."""
 
 from __future__ import annotations
 

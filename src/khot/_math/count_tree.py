@@ -77,7 +77,8 @@ def _convolved(a: Tensor, b: Tensor) -> Tensor:
     size = a.shape[-1]
     if size > DIRECT + 1:
         length = 2 * size - 1
-        return torch.fft.irfft(torch.fft.rfft(a, n=length) * torch.fft.rfft(b, n=length), n=length)
+        product: Tensor = torch.fft.irfft(torch.fft.rfft(a, n=length) * torch.fft.rfft(b, n=length), n=length)
+        return product
     result = a.new_zeros(*a.shape[:-1], 2 * size - 1)
     for j in range(size):
         result[..., j : j + size] += a[..., j : j + 1] * b

@@ -19,6 +19,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from . import ops
+from .noise import inside
+
 FAR = 36.0  # e^−FAR of the mass may be lost, at each of: the window's ends, the spacing, the frequencies
 # The trapezoid rule errs by e^(−2π a/step) on what is bounded for |Im y| ≤ a. The Gumbel cdf e^(−e^−y) is for a = π/2,
 # and products of logistic ones tend to it.
@@ -94,8 +97,8 @@ def log_prob(noise: Noise, scores: Tensor, k: Tensor, subset: Tensor) -> Tensor:
         subset: (…, n) bool or 0/1.
 
     Returns:
-        (…) float64; −inf where the subset cannot be. Good to a few roundings of the sum of the logarithms, as long as
-        no plateau of the integrand asks for more than `MOST_NODES`: scores thousands apart, log P as far below 0.
+        (…) float64; −inf where the subset cannot be. Good to a few roundings of the sum of the logarithms, unless a
+        plateau of the integrand asks for more than `MOST_NODES`: scores 9000 apart and log P as far below 0.
     """
     scores, chosen = torch.broadcast_tensors(scores, subset.bool())
     forbidden = (chosen & (scores == -torch.inf)) | (~chosen & (scores == torch.inf))
@@ -183,7 +186,7 @@ def inclusion(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
         k: (…) how many are chosen.
 
     Returns:
-        (…, n) float64 in [0, 1], good to 1e-12; a row sums to k as closely.
+        (…, n) float64 in [0, 1], good to 1e-12; a row sums to k.
     """
     k = k.expand(scores.shape[:-1]) - (scores == torch.inf).sum(-1)
     is_random = scores.isfinite()
@@ -192,7 +195,7 @@ def inclusion(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
     rows = (k > 0) & (k < sizes)
     if scores.numel() and bool(rows.any()):
         random = torch.where(is_random, scores, -torch.inf)[rows]
-        result[rows] = _inclusion(noise, random, k[rows].to(scores.dtype))
+        result[rows] += _inclusion(noise, random, k[rows].to(scores.dtype))
     return result
 
 
@@ -208,7 +211,7 @@ def _inclusion(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
         density = _kth_of_others(noise, z, above, k[r])
         mass.index_add_(0, r, density)
         total.index_add_(0, r, above * density)
-    # The mass is 1/spacing; to divide by what was summed takes out the rounding that a node's density has in common.
+    # The mass is 1/spacing, but for the rounding of Π φ, which `total` shares.
     return torch.empty_like(total).scatter_(-1, order, (total / mass).clamp(0.0, 1.0))
 
 
@@ -218,7 +221,7 @@ def _close_gaps(scores: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     Then no window is wider than a few gaps, however far apart the scores are, and no chance changes by e^−FAR.
     """
     s, order = scores.sort(-1, descending=True)
-    gaps = (s[:, :-1] - s[:, 1:]).clamp(max=FAR + 10).nan_to_num(0.0)
+    gaps = (s[:, :-1] - s[:, 1:]).clamp(max=FAR + 10 + math.log(s.shape[-1])).nan_to_num(0.0)  # NaN: −inf − −inf
     depth = torch.nn.functional.pad(gaps.cumsum(-1), (1, 0))
     closed = depth.gather(-1, k.long().unsqueeze(-1) - 1) - depth
     return torch.where(s.isfinite(), closed, s), order
@@ -243,7 +246,7 @@ def _inclusion_nodes(noise: Noise, s: Tensor, k: Tensor) -> tuple[Tensor, Tensor
     for i in _chunks(points + 1, s):
         z = (low.unsqueeze(-1) + ((high - low) / points).unsqueeze(-1) * i).unsqueeze(-1) - s.unsqueeze(-2)
         information = (2 * noise.log_hazard(z) + noise.log_sf(z) - noise.log_cdf(z)).exp().sum(-1)
-        need = torch.maximum(need, (information * (FAR - _rarity(noise, z, k)[1])).amax(-1))
+        need = torch.maximum(need, (information * (FAR - _rarity(noise, z, k)[1]).clamp(min=0.0)).amax(-1))
     spacing = (0.6 * math.pi * (2 / need).sqrt()).clamp(max=STEP)  # 0.6: no peak is quite a bell
     counts = ((high - low) / spacing).ceil().long() + 1
     row = torch.arange(len(counts), device=s.device).repeat_interleave(counts)
@@ -287,3 +290,11 @@ def _kth_of_others(noise: Noise, z: Tensor, above: Tensor, k: Tensor) -> Tensor:
     ratio = f.unsqueeze(-2) * inverse
     rest = ratio.sum(-1, keepdim=True) - ratio
     return (spectrum.unsqueeze(-1) * inverse * rest).real.sum(-2)
+
+
+def draw(noise: Noise, scores: Tensor, k: Tensor, seed: Tensor, draws: int, stream: int = 0) -> Tensor:
+    """`draws` k-hot samples of each row of the scores (rows, n); (draws, rows, n) float64."""
+    shape = (draws, *scores.shape)
+    u = inside(ops.uniform(seed, stream, math.prod(shape))).view(shape)
+    sample: Tensor = ops.hard_topk(scores + noise.quantile(u), k.expand(shape[:-1]), None)
+    return sample

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from . import noise, ops
+from . import natural, noise, ops, order_sampling, rejective
 
 FALL = 46.0  # e^−46 is 1e-20
-MOST_TRIES = 10_000
+TRIES = 16
 
 
 def pareto_constants(logits: Tensor, k: Tensor) -> Tensor:
@@ -45,7 +45,11 @@ def pareto_constants(logits: Tensor, k: Tensor) -> Tensor:
 
 
 def draw(p: Tensor, k: Tensor, seed: Tensor, draws: int) -> Tensor:
-    """`draws` samples of each row of p (rows, n); (draws, rows, n) float64."""
+    """`draws` samples of each row of p (rows, n); (draws, rows, n) float64.
+
+    Pareto's law is close to Sampford's, so nearly all of its samples are accepted; unless nearly all items are certain:
+    what `TRIES` have not settled is drawn as a mixture.
+    """
     rows, n = p.shape
     logits = torch.logit(p)
     constants = pareto_constants(logits, k)
@@ -53,15 +57,26 @@ def draw(p: Tensor, k: Tensor, seed: Tensor, draws: int) -> Tensor:
     bound = (away / torch.where(constants > 0, constants, torch.inf)).amax(-1)
     result = p.new_empty(draws * rows, n)
     left = torch.arange(draws * rows, device=p.device)
-    for attempt in range(MOST_TRIES):
+    for attempt in range(TRIES):
         row = left % rows
-        u = noise.inside(ops.uniform(seed, 2 * attempt, len(left) * n)).view(len(left), n)
-        trial = ops.hard_topk(logits[row] - torch.logit(u), k[row], None)
+        trial = order_sampling.draw(order_sampling.LOGISTIC, logits[row], k[row], seed, 1, 2 * attempt)[0]
         accept = (trial * away[row]).sum(-1) >= (
             ops.uniform(seed, 2 * attempt + 1, len(left)) * bound[row] * (trial * constants[row]).sum(-1)
         )
         result[left[accept]] = trial[accept]
         left = left[~accept]
         if len(left) == 0:
-            return result.view(draws, rows, n)
-    raise AssertionError("Sampford's sampler accepts one sample of Pareto's in a few")
+            break
+    else:
+        row = left % rows
+        result[left] = _mixture(logits[row], away[row], k[row], noise.stream_key(seed, 2 * TRIES))
+    return result.view(draws, rows, n)
+
+
+def _mixture(logits: Tensor, away: Tensor, k: Tensor, seed: Tensor) -> Tensor:
+    """Σ_s (1 − π) as a choice: one item ∝ (1 − π) times its chance in the law ∝ Π w, and of that law the others."""
+    running = (away * natural.marginals(logits, k)).cumsum(-1)
+    u = ops.uniform(seed, 0, len(logits))[:, None]
+    first = torch.searchsorted(running, u * running[:, -1:], right=True).clamp(max=logits.shape[-1] - 1)
+    z, _ = natural.tilt(logits.scatter(-1, first, torch.inf), k)
+    return rejective.draw(z, k, noise.stream_key(seed, 1), 1)[0]

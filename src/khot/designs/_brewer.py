@@ -20,7 +20,7 @@ class Brewer(Design):
     greatest entropy, without solving for anything; sequential, O(nk).
 
     Args:
-        probs: inclusion probabilities, (…, n), that sum to k over the last dim. Items at 0 are never drawn, at 1 always.
+        probs: inclusion probabilities, (…, n), that sum to k. Items at 0 are never drawn, at 1 always.
         k: how many, a whole number or a tensor of them that broadcasts with the batch; by default the nearest whole
             number to the sum.
         logits: scores instead of `probs`, with `k`: then `probs = sigmoid_topk(logits, k)`.

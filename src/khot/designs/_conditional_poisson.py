@@ -17,19 +17,18 @@ from ._natural import log_normaliser, marginals, natural_parameters
 
 
 class ConditionalPoisson(Design):
-    """The law `p(x) ∝ exp(θ·x)` of k-hot vectors: independent draws, given that they are k; of all laws with its
-    inclusion probabilities the one of greatest entropy.
+    """The law of k-hot vectors of greatest entropy: independent draws, given that they are k in number.
 
-    Linear in n: the normaliser, the inclusion probabilities and their derivatives take some 30 evaluations of the
-    characteristic function of the count, at any n and k.
+    `p(x) ∝ exp(θ·x)`. Linear in n: the normaliser, the inclusion probabilities and their derivatives take some 30
+    evaluations of the characteristic function of the count, at any n and k.
 
     Args:
-        probs: the inclusion probabilities wanted, (…, n), that sum to k; θ is then solved for. Items at 0 are never drawn,
-            at 1 always.
+        probs: the inclusion probabilities wanted, (…, n), that sum to k; θ is then solved for. Items at 0 are never
+            drawn, at 1 always.
         k: how many, a whole number or a tensor of them that broadcasts with the batch; by default the nearest whole
             number to the sum of `probs`.
-        logits: the natural parameters θ instead, (…, n), with `k`. The inclusion probabilities are then `mean`, which is
-            *not* `sigmoid_topk(θ, k)`: for that mean, give it as `probs`. −inf is never drawn, +inf always.
+        logits: the natural parameters θ instead, (…, n), with `k`. The inclusion probabilities are then `mean`, which
+            is *not* `sigmoid_topk(θ, k)`: for that mean, give it as `probs`. −inf is never drawn, +inf always.
         validate_args: whether to check what the tensors hold.
 
     Examples:
@@ -65,9 +64,9 @@ class ConditionalPoisson(Design):
     def _target(self) -> Tensor:
         return super()._target if self._is_probs else marginals(self._theta, self._sizes)
 
-    def expand(self, batch_shape: Sequence[int], _instance: Design | None = None) -> Self:
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Self:
         """The same design over a larger batch."""
-        new: Any = super().expand(batch_shape, _instance)
+        new = super().expand(batch_shape, _instance)
         if "_theta" in self.__dict__:  # what was solved need not be again
             new._theta = self._theta.expand(*batch_shape, -1)
         return new
@@ -79,7 +78,9 @@ class ConditionalPoisson(Design):
     def variance_of_sum(self, weights: Tensor) -> Tensor:
         """Var(Σ c_i x_i), (*batch), in O(n)."""
         c = weights.to(torch.float64)
-        return (c * subsets.covariance_product(self._counts(), c.expand(self._theta.shape))).sum(-1).to(self._given.dtype)
+        return (
+            (c * subsets.covariance_product(self._counts(), c.expand(self._theta.shape))).sum(-1).to(self._given.dtype)
+        )
 
     @property
     def mode(self) -> Tensor:
@@ -114,7 +115,7 @@ def _dot(theta: Tensor, x: Tensor) -> Tensor:
     return (torch.where(theta.isfinite(), theta, 0.0) * x).sum(-1)
 
 
-@register_kl(ConditionalPoisson, ConditionalPoisson)
+@register_kl(ConditionalPoisson, ConditionalPoisson)  # type: ignore[untyped-decorator]
 def _kl(p: ConditionalPoisson, q: ConditionalPoisson) -> Tensor:
     """KL(p ‖ q) = (θ_p − θ_q)·π_p − log e(θ_p) + log e(θ_q)."""
     mean = marginals(p._theta, p._sizes)

@@ -48,16 +48,18 @@ class Design(Distribution):
         if given.shape[:-1] != batch:
             given = given.expand(*batch, -1)
         self._given, self._is_probs = given, logits is None
-        total = given.detach().sum(-1, dtype=torch.float64) if logits is None else None
-        self.k: float | Tensor = total.round() if k is None and total is not None else k
+        total = given.detach().sum(-1, dtype=torch.float64)
+        self.k: float | Tensor = total.round() if k is None else k
         super().__init__(batch, given.shape[-1:], validate_args=False)
         self._validate_args = Distribution._validate_args if validate_args is None else validate_args
         if self._validate_args:
-            _check.sizes(self._sizes, given.shape[-1], type(self).__name__, self.takes_fractions)
-            if total is None:
-                _check.natural_parameters(given, self._sizes)
-            else:
-                _check.inclusion_probabilities(given, total, self._sizes)
+            sizes = self._sizes
+            if self._is_probs:
+                _check.probabilities(given)
+                _check.total(given, total, sizes)
+            _check.sizes(sizes, given.shape[-1], type(self).__name__, self.takes_fractions)
+            if not self._is_probs:
+                _check.natural_parameters(given, sizes)
 
     # What a design must say ------------------------------------------------------------------------------------------
 
@@ -106,13 +108,13 @@ class Design(Distribution):
         return k.detach().expand(self._given.shape[:-1])
 
     @property
-    def support(self) -> k_hot:  # type: ignore[override]  # depends on k
+    def support(self) -> k_hot:
         """k-hot vectors."""
         return k_hot(self.k)
 
-    def expand(self, batch_shape: Sequence[int], _instance: Design | None = None) -> Self:
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Self:
         """The same design over a larger batch; (…, n) parameters are viewed, not copied."""
-        new: Any = type(self).__new__(type(self)) if _instance is None else _instance
+        new: Self = type(self).__new__(type(self)) if _instance is None else _instance
         shape = torch.Size(batch_shape)
         new.__dict__.update(self.__dict__)
         new._given = self._given.expand(*shape, -1)
@@ -186,7 +188,8 @@ class Design(Distribution):
     def entropy(self) -> Tensor:
         """−Σ p log p in nats, (*batch)."""
         _, p = self._enumerated()
-        return torch.special.entr(p).sum(0).to(self._given.dtype)
+        entropy: Tensor = torch.special.entr(p).sum(0)
+        return entropy.to(self._given.dtype)
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """All k-hot vectors in lexical order, (subsets, *batch, n); batch dims are 1 with `expand=False`."""

@@ -1,4 +1,4 @@
-"""Derivatives of the law p(x) ∝ exp(θ·x) of k-subsets, in linear time and memory: ∇ log e_k = π, ∇π = Cov, ∇_π θ = Cov⁺."""
+"""Derivatives of the law p(x) ∝ exp(θ·x) of k-subsets, in linear time: ∇ log e_k = π, ∇π = Cov, ∇_π θ = Cov⁺."""
 
 from __future__ import annotations
 
@@ -64,11 +64,13 @@ class _Marginals(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        return natural.covariance_product(*ctx.saved_tensors, g), None
+        theta, k = ctx.saved_tensors
+        return natural.covariance_product(theta, k, g), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        return natural.covariance_product(*ctx.saved_tensors, tangent)
+        theta, k = ctx.saved_tensors
+        return natural.covariance_product(theta, k, tangent)
 
 
 class _Solve(torch.autograd.Function):

@@ -16,11 +16,11 @@ from ._design import Design
 class Pivotal(Design):
     """k-hot samples with exactly the inclusion probabilities asked for: pairs of items duel along a binary tree.
 
-    `E[x] = π` and `Σx = k` on every draw. Neighbours' probabilities a + b = s are settled by a coin: one of them becomes
-    0 (s < 1) or 1 (s ≥ 1), the other goes on with what is left. O(n), in ⌈log2 n⌉ rounds.
+    `E[x] = π`, and `Σx = k` on every draw. Of two neighbours with the probabilities a + b = s, a coin makes one 0 (if
+    s < 1) or 1 (if s ≥ 1), and the other goes on with what is left. O(n), in ⌈log2 n⌉ rounds.
 
     Args:
-        probs: inclusion probabilities, (…, n), that sum to k over the last dim. Items at 0 are never drawn, at 1 always.
+        probs: inclusion probabilities, (…, n), that sum to k. Items at 0 are never drawn, at 1 always.
         k: how many, by default the nearest whole number to the sum. A number, or a tensor that broadcasts with the
             batch. If it is fractional, samples have ⌊k⌋ or ⌈k⌉ ones, still with `E[x] = π`.
         logits: scores instead of `probs`, with `k`: then `probs = sigmoid_topk(logits, k)`.
@@ -63,9 +63,9 @@ class Pivotal(Design):
         new.order, new._permutation = "given", noise.order(keys, self._event_shape[0]).view(self._given.shape)
         return new
 
-    def expand(self, batch_shape: Sequence[int], _instance: Design | None = None) -> Self:
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Self:
         """The same design over a larger batch."""
-        new: Any = super().expand(batch_shape, _instance)
+        new = super().expand(batch_shape, _instance)
         if self._permutation is not None:
             new._permutation = self._permutation.expand(*batch_shape, -1)
         return new
@@ -92,7 +92,7 @@ class Pivotal(Design):
         order = None if self._permutation is None else self._permutation.reshape(-1, n)
         if self.order == "shared":
             order = noise.order(noise.stream_key(seed, 1), n).expand(len(p), n)
-        sample = ops.pivotal(p, self._is_whole().reshape(-1), seed, order, self.order == "random", draws)
+        sample: Tensor = ops.pivotal(p, self._is_whole().reshape(-1), seed, order, self.order == "random", draws)
         return sample.to(self._given.dtype)
 
     def _log_prob(self, value: Tensor) -> Tensor:

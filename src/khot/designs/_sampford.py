@@ -13,10 +13,10 @@ from ._natural import log_normaliser, marginals
 class Sampford(Design):
     """k-hot samples with exactly the inclusion probabilities asked for, within 0.001 nats of the greatest entropy.
 
-    `p(x) ∝ Π_{x_i = 1} π_i/(1 − π_i) · Σ x_i (1 − π_i)`. Samples are those of `Pareto`, nearly all of which are accepted.
+    `p(x) ∝ Π_{x_i = 1} π_i/(1 − π_i) · Σ x_i (1 − π_i)`. Samples of `Pareto` are drawn, and nearly all accepted.
 
     Args:
-        probs: inclusion probabilities, (…, n), that sum to k over the last dim. Items at 0 are never drawn, at 1 always.
+        probs: inclusion probabilities, (…, n), that sum to k. Items at 0 are never drawn, at 1 always.
         k: how many, a whole number or a tensor of them that broadcasts with the batch; by default the nearest whole
             number to the sum.
         logits: scores instead of `probs`, with `k`: then `probs = sigmoid_topk(logits, k)`.

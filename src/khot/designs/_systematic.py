@@ -12,8 +12,8 @@ from ._design import Design
 class Systematic(Design):
     """k-hot samples with exactly the inclusion probabilities asked for, from one uniform per sample.
 
-    `x_i = ⌊c_i + u⌋ − ⌊c_{i−1} + u⌋`, with c the running sum of π. The fastest design, spread evenly along the index; but
-    there are at most n + 1 different samples, and many pairs never occur, or always together.
+    `x_i = ⌊c_i + u⌋ − ⌊c_{i−1} + u⌋`, with c the running sum of π. The fastest design, spread evenly along the index;
+    but there are at most n + 1 different samples, and many pairs never occur, or always together.
 
     Args:
         probs: inclusion probabilities, (…, n), that sum to k over the last dim.
@@ -37,7 +37,8 @@ class Systematic(Design):
 
     def _draw(self, draws: int, seed: Tensor) -> Tensor:
         p = (self._given if self._is_probs else self._target).detach().reshape(-1, self._event_shape[0])
-        return ops.systematic(p, self._sizes.reshape(-1), seed, draws).to(self._given.dtype)
+        sample: Tensor = ops.systematic(p, self._sizes.reshape(-1), seed, draws)
+        return sample.to(self._given.dtype)
 
     def _log_prob(self, value: Tensor) -> Tensor:
         target = self._target

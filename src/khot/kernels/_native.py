@@ -224,9 +224,7 @@ def hard_topk(x: Tensor, k: Tensor, mask: Tensor | None, path: int = WIDE) -> Te
     return out
 
 
-def pivotal(
-    p: Tensor, is_whole: Tensor, seed: Tensor, order: Tensor | None, is_random: bool, draws: int
-) -> Tensor:
+def pivotal(p: Tensor, is_whole: Tensor, seed: Tensor, order: Tensor | None, is_random: bool, draws: int) -> Tensor:
     """As `_math.pivotal.draw`."""
     p, is_whole = _sampled(p).contiguous(), is_whole.contiguous()
     out = p.new_empty(draws * p.shape[0], p.shape[1])

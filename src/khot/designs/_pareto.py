@@ -1,0 +1,50 @@
+"""Pareto sampling: logistic noise and a top-k; nearly the inclusion probabilities asked for."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._math import order_sampling
+from ._design import Design
+
+
+class Pareto(Design):
+    """k-hot samples with *approximately* the inclusion probabilities asked for, from logistic noise and a top-k.
+
+    The k greatest `logit π + noise`. As cheap as Gumbel top-k and far closer: the error is O(1/Σπ(1 − π)), some 0.01
+    with six items and 0.0001 with a thousand. `mean` is what is sampled, `probs` what was asked for.
+
+    Args:
+        probs: the inclusion probabilities wanted, (…, n), that sum to k. Items at 0 are never drawn, at 1 always.
+        k: how many, a whole number or a tensor of them that broadcasts with the batch; by default the nearest whole
+            number to the sum.
+        logits: scores instead of `probs`, with `k`: then `probs = sigmoid_topk(logits, k)`.
+        validate_args: whether to check what the tensors hold.
+
+    Examples:
+        >>> design = Pareto(torch.tensor([0.2, 0.5, 0.5, 0.8]))
+        >>> design.mean
+        tensor([0.1919, 0.5000, 0.5000, 0.8081])
+
+    Reference: Rosén, "On sampling with probability proportional to size" (1997).
+    """
+
+    noise = order_sampling.LOGISTIC
+
+    @property
+    def mean(self) -> Tensor:
+        """The inclusion probabilities of this law, close to `probs`; (*batch, n), without a gradient."""
+        return order_sampling.inclusion(self.noise, self._scores.detach(), self._sizes).to(self._given.dtype)
+
+    @property
+    def _scores(self) -> Tensor:
+        """What the noise is added to, in float64."""
+        return torch.logit(self._balanced)
+
+    def _draw(self, draws: int, seed: Tensor) -> Tensor:
+        scores = self._scores.detach().reshape(-1, self._event_shape[0])
+        return order_sampling.draw(self.noise, scores, self._sizes.reshape(-1), seed, draws).to(self._given.dtype)
+
+    def _log_prob(self, value: Tensor) -> Tensor:
+        return order_sampling.log_prob(self.noise, self._scores, self._sizes, value)

@@ -1,0 +1,71 @@
+"""Plackett–Luce, the law of Gumbel top-k."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._math import order_sampling
+from ..relaxations._hard import hard_topk
+from ._design import Design
+
+
+class PlackettLuce(Design):
+    """The law of Gumbel top-k, and of `torch.multinomial` without replacement: one item after another ∝ e^θ.
+
+    Its inclusion probabilities are not those asked for: with `probs`, the weights are proportional to them, and `mean`
+    differs by up to 0.28. It is here to be compared with, and for rankings, which it is the law of.
+
+    Args:
+        probs: weights, (…, n), that sum to k: θ = log probs. *Not* the inclusion probabilities: those are `mean`.
+        k: how many, a whole number or a tensor of them that broadcasts with the batch; by default the nearest whole
+            number to the sum of `probs`.
+        logits: θ instead, (…, n), with `k`. −inf is never drawn, +inf always.
+        validate_args: whether to check what the tensors hold.
+
+    Examples:
+        >>> design = PlackettLuce(torch.tensor([0.2, 0.5, 0.5, 0.8]))
+        >>> design.mean
+        tensor([0.2319, 0.5249, 0.5249, 0.7183])
+        >>> design.log_prob(torch.tensor([0.0, 1.0, 0.0, 1.0])).exp()
+        tensor(0.3179)
+
+    Reference: Plackett (1975); Kool, van Hoof and Welling, "Stochastic beams and where to find them" (2019).
+    """
+
+    noise = order_sampling.GUMBEL
+
+    @property
+    def probs(self) -> Tensor:
+        """The weights, scaled to sum to k; (*batch, n)."""
+        if self._is_probs:
+            return self._given
+        return (self._sizes[..., None] * self._scores.softmax(-1)).to(self._given.dtype)
+
+    @property
+    def logits(self) -> Tensor:
+        """θ, (*batch, n)."""
+        return self._given.log() if self._is_probs else self._given
+
+    @property
+    def mean(self) -> Tensor:
+        """The inclusion probabilities, which are not `probs`; (*batch, n), without a gradient."""
+        return order_sampling.inclusion(self.noise, self._scores.detach(), self._sizes).to(self._given.dtype)
+
+    @property
+    def mode(self) -> Tensor:
+        """The likeliest subset, the k greatest θ; (*batch, n), ties by lowest index."""
+        return hard_topk(self._scores.detach(), self._sizes).to(self._given.dtype)
+
+    @property
+    def _scores(self) -> Tensor:
+        """θ in float64."""
+        given = self._given.to(torch.float64)
+        return given.log() if self._is_probs else given
+
+    def _draw(self, draws: int, seed: Tensor) -> Tensor:
+        scores = self._scores.detach().reshape(-1, self._event_shape[0])
+        return order_sampling.draw(self.noise, scores, self._sizes.reshape(-1), seed, draws).to(self._given.dtype)
+
+    def _log_prob(self, value: Tensor) -> Tensor:
+        return order_sampling.log_prob(self.noise, self._scores, self._sizes, value)

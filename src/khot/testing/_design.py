@@ -1,0 +1,265 @@
+"""`check_design`: whether a design draws what it says, and says what it draws."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..designs import Design
+from ._laws import close
+
+ALPHA = 1e-3
+"""The chance that a right design fails, over all that is counted in one call; the seed is fixed, so it fails or not."""
+AT_ONCE = 250_000
+EXACT = {torch.float64: 1e-12, torch.float32: 2e-6}
+VECTORS = {
+    "spread": [0.07, 0.17, 0.41, 0.61, 0.83, 0.91],
+    "equal": [0.25] * 8,
+    "certain": [1.0, 0.0, 0.3, 0.7, 0.5, 0.5, 0.0],
+    "nearly certain": [1e-12, 1 - 1e-12, 0.4, 0.6, 1e-6, 1 - 1e-6, 0.5, 0.5],
+    "one": [0.05, 0.1, 0.15, 0.7],
+    "all but one": [0.95, 0.9, 0.85, 0.3],
+}
+
+
+class Subject(NamedTuple):
+    """What is being checked, and what it promises."""
+
+    design: Design
+    exact: bool
+    draws: int
+    seed: int
+
+    def generator(self) -> torch.Generator:
+        return torch.Generator(self.design.probs.device).manual_seed(self.seed)
+
+
+class Counts(NamedTuple):
+    """What was seen in `draws` samples."""
+
+    pairs: Tensor
+    """(n, n) how often i and j were in a sample."""
+    subsets: Tensor
+    """(2ⁿ,) how often each subset was, by the number it is in binary."""
+    successive: Tensor
+    """(n,) how often an item was in both of two successive samples; each is in one such couple."""
+    steps: int
+    """How many couples there were."""
+
+
+def check_design(
+    design: Design | Callable[[Tensor], Design],
+    *,
+    exact: bool = True,
+    draws: int = 2_000_000,
+    seed: int = 0,
+) -> None:
+    """Raise AssertionError, naming each broken law, unless samples, moments and probabilities of a design agree.
+
+    What can be enumerated is, and compared to 1e-12; samples are compared with it by Bernstein's bound and a χ² test. A
+    design that does not offer `log_prob` or `joint_probs` (NotImplementedError) is checked for the rest. A right design
+    fails with probability below 0.001 over the choice of seeds; inclusion probabilities that are off by 0.002 are found
+    with a probability of 0.8 at π = ½ and 0.99 where π(1 − π) < 0.15, at the default number of draws.
+
+    Args:
+        design: a design of at most 12 items and no batch; or a class of them, or any function from `probs` (n) to one,
+            which is checked on six vectors.
+        exact: whether `mean` is `probs`; False for designs that approximate.
+        draws: how many samples.
+        seed: of the samples.
+
+    Examples:
+        >>> check_design(khot.designs.Systematic, draws=10_000)
+        >>> class Shifted(khot.designs.Pivotal):
+        ...     probs = property(lambda self: super().probs.flip(-1))
+        >>> check_design(Shifted(torch.tensor([0.2, 0.5, 0.5, 0.8])), draws=10_000)
+        Traceback (most recent call last):
+        AssertionError: not a right design:
+        - frequencies: ...
+        ...
+    """
+    if isinstance(design, Design):
+        _check(Subject(design, exact, draws, seed), "")
+        return
+    for name, probs in VECTORS.items():
+        made = design(torch.tensor(probs, dtype=torch.float64))
+        _check(Subject(made, exact, draws, seed), f" on {name} probabilities")
+
+
+def _check(s: Subject, where: str) -> None:
+    broken = []
+    for law in LAWS:
+        try:
+            law(s)
+        except Exception as error:  # a law is broken by a wrong number and by a crash alike
+            said = next(iter(str(error).splitlines()), "failed without a message")
+            kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+            broken.append(f"{law.__name__.replace('_', ' ')}: {kind}{said}")
+    if broken:
+        raise AssertionError(f"not a right design{where}:\n- " + "\n- ".join(broken))
+
+
+def sizes(s: Subject) -> None:
+    """Samples have the right shape and size, and are 0 or 1."""
+    n = s.design.event_shape[0]
+    for shape in ((), (7,), (3, 0), (50, 20)):
+        x = s.design.sample(shape, generator=s.generator())
+        assert x.shape == (*shape, n), f"sample({shape}) has the shape {tuple(x.shape)}"
+        assert x.dtype == s.design.probs.dtype, f"samples are {x.dtype}, the parameters {s.design.probs.dtype}"
+        assert bool(s.design.support.check(x).all()), "a sample is not k-hot"
+
+
+def seeds(s: Subject) -> None:
+    """The same seed gives the same bits, another one others."""
+    first, again = (s.design.sample((200,), generator=s.generator()) for _ in range(2))
+    other = s.design.sample((200,), generator=s.generator().manual_seed(s.seed + 1))
+    assert torch.equal(first, again), "the same seed gives other samples"
+    assert bool((s.design.variance < 1e-3).all()) or not torch.equal(first, other), "the seed does not matter"
+
+
+def indices(s: Subject) -> None:
+    """`sample_indices` names the ones of `sample`."""
+    x = s.design.sample((50,), generator=s.generator())
+    chosen = s.design.sample_indices((50,), generator=s.generator())
+    hot = torch.zeros(50, x.shape[-1] + 1, dtype=x.dtype).scatter_(1, chosen % (x.shape[-1] + 1), 1.0)
+    assert torch.equal(hot[:, :-1], x), "indices and samples differ"
+
+
+def moments(s: Subject) -> None:
+    """The mean is what was asked for, and sums to k; the variance is π(1 − π)."""
+    mean = s.design.mean
+    tolerance = EXACT[mean.dtype]
+    if s.exact:
+        close(mean, s.design.probs, "mean and probs", tolerance)
+    close(mean.sum(-1), torch.as_tensor(s.design.k, dtype=mean.dtype), "the sum of the mean", 1e2 * tolerance)
+    close(s.design.variance, mean * (1 - mean), "variance", tolerance)
+
+
+def subsets(s: Subject) -> None:
+    """Probabilities of all subsets sum to 1, and have the mean, joint probabilities and entropy that are said."""
+    try:
+        p, x = _enumerated(s.design)
+    except NotImplementedError:
+        return
+    tolerance = EXACT[x.dtype]
+    close(p.sum(), 1.0, "the sum of all probabilities", tolerance)
+    close(x.mT @ p, s.design.mean, "mean", tolerance)
+    close(s.design.entropy(), torch.special.entr(p).sum(), "entropy", tolerance)
+    close(s.design.joint_probs(), x.mT @ (p[:, None] * x), "joint probabilities", tolerance)
+
+
+def pairs(s: Subject) -> None:
+    """Joint probabilities, covariances and variances of sums fit together; at a fixed size, Cov 1 = 0."""
+    try:
+        joint, covariance = s.design.joint_probs(), s.design.covariance_matrix
+    except NotImplementedError:
+        return
+    mean = s.design.mean
+    tolerance = EXACT[mean.dtype]
+    close(joint.diagonal(), mean, "the diagonal of the joint probabilities", tolerance)
+    close(covariance, joint - mean[:, None] * mean, "covariance", tolerance)
+    weights = torch.linspace(-1, 2, len(mean), dtype=mean.dtype)
+    close(s.design.variance_of_sum(weights), weights @ covariance @ weights, "variance of a sum", 10 * tolerance)
+    k = float(torch.as_tensor(s.design.k))
+    if k == round(k):
+        close(covariance.sum(-1), 0.0, "the sums of the covariance's rows", 10 * tolerance)
+
+
+def batches(s: Subject) -> None:
+    """`expand` gives rows of the same law."""
+    wide = s.design.expand((2, 3))
+    assert wide.batch_shape == (2, 3), f"expand((2, 3)) has the batch shape {tuple(wide.batch_shape)}"
+    assert wide.sample((4,), generator=s.generator()).shape == (4, 2, 3, s.design.event_shape[0]), "samples of it"
+    close(wide.mean, s.design.mean.expand(2, 3, -1), "its mean")
+
+
+def frequencies(s: Subject) -> None:
+    """Samples have the probabilities of items, pairs and subsets that are said, and are independent."""
+    seen = _counted(s)
+    n = len(seen.pairs)
+    mean = s.design.mean.to(torch.float64)
+    cells = n + n + n * (n - 1) // 2 + 1
+    _compare(seen.pairs.diagonal(), s.draws, mean, cells, "an inclusion probability")
+    try:
+        joint = s.design.joint_probs().to(torch.float64)
+    except NotImplementedError:
+        pass
+    else:
+        upper = torch.triu_indices(n, n, 1).unbind()
+        _compare(seen.pairs[upper], s.draws, joint[upper], cells, "a joint probability")
+    _compare(seen.successive, seen.steps, mean.square(), cells, "the probability of an item in two successive draws")
+    try:
+        p, x = _enumerated(s.design)
+    except NotImplementedError:
+        return
+    code = (x @ 2.0 ** torch.arange(n, dtype=x.dtype)).long()
+    expected = torch.zeros(2**n, dtype=torch.float64).index_add_(0, code, p.to(torch.float64)) * s.draws
+    stray = int(seen.subsets[expected <= 1e-9].sum())
+    assert stray == 0, f"{stray} samples of subsets that have probability 0"
+    is_rare = expected < 5
+    groups = [(seen.subsets[~is_rare], expected[~is_rare])]
+    if float(expected[is_rare].sum()) >= 5:
+        groups.append((seen.subsets[is_rare].sum()[None], expected[is_rare].sum()[None]))
+    statistic = sum(float(((o - e).square() / e).sum()) for o, e in groups)
+    freedom = sum(len(e) for _, e in groups) - 1
+    if freedom > 0:
+        chance = float(torch.special.gammaincc(torch.tensor(freedom / 2.0), torch.tensor(statistic / 2)))
+        assert chance > ALPHA / cells, f"χ² of subsets is {statistic:.4g} at {freedom} degrees of freedom"
+
+
+def gradients(s: Subject) -> None:
+    """log_prob has the derivatives in `logits` that differences say."""
+    logits = s.design.logits.detach().to(torch.float64)
+    if not bool(logits.isfinite().all()) or float(s.design.variance.min()) < 1e-3:
+        return
+    x = s.design.sample((5,), generator=s.generator())
+    try:
+        s.design.log_prob(x)
+    except NotImplementedError:
+        return
+    k = float(torch.as_tensor(s.design.k))
+    options = {"order": s.design.order} if hasattr(s.design, "order") else {}
+
+    def log_prob(theta: Tensor) -> Tensor:
+        return type(s.design)(logits=theta, k=k, **options).log_prob(x)
+
+    assert torch.autograd.gradcheck(log_prob, (logits.requires_grad_(),))
+
+
+LAWS = (sizes, seeds, indices, moments, subsets, pairs, batches, gradients, frequencies)
+
+
+def _enumerated(design: Design) -> tuple[Tensor, Tensor]:
+    x = design.enumerate_support()
+    return design.log_prob(x).exp(), x
+
+
+def _counted(s: Subject) -> Counts:
+    generator, n = s.generator(), s.design.event_shape[0]
+    pairs, successive = torch.zeros(n, n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
+    subsets = torch.zeros(2**n, dtype=torch.float64)
+    powers = 2.0 ** torch.arange(n, dtype=torch.float64)
+    steps = 0
+    for start in range(0, s.draws, AT_ONCE):
+        x = s.design.sample((min(AT_ONCE, s.draws - start),), generator=generator).to(torch.float64)
+        pairs += x.mT @ x
+        first, second = x[: len(x) // 2 * 2].unflatten(0, (-1, 2)).unbind(1)
+        successive += (first * second).sum(0)
+        steps += len(first)
+        subsets += torch.bincount((x @ powers).long(), minlength=2**n)
+    return Counts(pairs, subsets, successive, steps)
+
+
+def _compare(count: Tensor, trials: int, p: Tensor, cells: int, what: str) -> None:
+    """Raise if a count is further from its mean than Bernstein's bound allows, over so many cells."""
+    rarity = math.log(2 * cells / ALPHA)
+    allowed = rarity / 3 + (rarity**2 / 9 + 2 * rarity * trials * p * (1 - p)).sqrt()
+    excess = (count - trials * p).abs() / allowed
+    worst = int(excess.argmax())
+    if not float(excess[worst]) <= 1:
+        got, said = float(count[worst]) / trials, float(p[worst])
+        raise AssertionError(f"{what} is {got:.6f} in {trials} draws, said to be {said:.6f}")
