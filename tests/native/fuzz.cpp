@@ -1,6 +1,6 @@
 // Fuzzes the C entry points under the address and undefined-behaviour sanitizers: random sizes, ks, temperatures, masks and
 // bit patterns. A case fails if a row that can be satisfied does not sum to k, if one that cannot is not NaN, or if an entry
-// leaves [0, 1]; the sanitizers catch the rest. Usage: fuzz [cases] [seed]
+// leaves [0, 1]; and if a sample is not 0s and 1s of the right number; the sanitizers catch the rest. Usage: fuzz [cases] [seed]
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -23,6 +23,10 @@ void khot_hard_topk_float(const float*, int64_t, int64_t, const double*, int64_t
 void khot_hard_topk_double(const double*, int64_t, int64_t, const double*, int64_t, const uint8_t*, int64_t, int64_t, int, int, double*);
 void khot_topk_pull_float(const float*, const float*, int64_t, int64_t, const double*, int64_t, int, int, int, float*, double*);
 void khot_topk_pull_double(const double*, const double*, int64_t, int64_t, const double*, int64_t, int, int, int, double*, double*);
+void khot_pivotal_float(const float*, int64_t, int64_t, const uint8_t*, int64_t, const int64_t*, int, int64_t, int, float*);
+void khot_pivotal_double(const double*, int64_t, int64_t, const uint8_t*, int64_t, const int64_t*, int, int64_t, int, double*);
+void khot_systematic_float(const float*, int64_t, int64_t, const double*, int64_t, int64_t, int, float*);
+void khot_systematic_double(const double*, int64_t, int64_t, const double*, int64_t, int64_t, int, double*);
 }
 
 namespace {
@@ -56,6 +60,21 @@ void pull(const float* p, const float* g, int64_t rows, int64_t n, const double*
 }
 void pull(const double* p, const double* g, int64_t rows, int64_t n, const double* t, int path, int cdf, double* dx, double* dk) {
   khot_topk_pull_double(p, g, rows, n, t, 1, 1, path, cdf, dx, dk);
+}
+
+void pivotal(const float* p, int64_t rows, int64_t n, const uint8_t* whole, int64_t seed, const int64_t* order, int random, int64_t draws,
+             int threads, float* out) {
+  khot_pivotal_float(p, rows, n, whole, seed, order, random, draws, threads, out);
+}
+void pivotal(const double* p, int64_t rows, int64_t n, const uint8_t* whole, int64_t seed, const int64_t* order, int random, int64_t draws,
+             int threads, double* out) {
+  khot_pivotal_double(p, rows, n, whole, seed, order, random, draws, threads, out);
+}
+void systematic(const float* p, int64_t rows, int64_t n, const double* k, int64_t seed, int64_t draws, int threads, float* out) {
+  khot_systematic_float(p, rows, n, k, seed, draws, threads, out);
+}
+void systematic(const double* p, int64_t rows, int64_t n, const double* k, int64_t seed, int64_t draws, int threads, double* out) {
+  khot_systematic_double(p, rows, n, k, seed, draws, threads, out);
 }
 
 template <class T> T any_bits(Rng& rng) {
@@ -154,6 +173,45 @@ template <class T> int fuzz(Rng& rng, long number) {
   return 0;
 }
 
+// Samples have 0s and 1s, as many as their probabilities sum to, rounded up or down; an item at 0 none, at 1 always.
+template <class T> int fuzz_samples(Rng& rng, long number) {
+  std::uniform_real_distribution<double> uniform;
+  const int64_t n = 1 + (int64_t)(rng() % (number % 500 == 0 ? 100000 : number % 20 == 0 ? 20000 : 80));
+  const int64_t rows = number % 20 == 0 ? 1 : 1 + (int64_t)(rng() % 5), draws = 1 + (int64_t)(rng() % 3);
+  const double steep = 20 * uniform(rng);
+  std::vector<T> p((size_t)(rows * n)), x((size_t)(draws * rows * n));
+  std::vector<double> k((size_t)rows, 0.0);
+  std::vector<uint8_t> whole((size_t)rows, 0);
+  std::vector<int64_t> order((size_t)(rows * n));
+  const bool is_any = rng() % 20 == 0;  // then the sanitizers alone look on
+  for (int64_t i = 0; i < rows * n; ++i) {
+    p[(size_t)i] = is_any ? any_bits<T>(rng) : rng() % 8 == 0 ? (T)(rng() % 2) : (T)std::pow(uniform(rng), steep);
+    k[(size_t)(i / n)] += (double)p[(size_t)i];
+    order[(size_t)i] = i % n;
+  }
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t i = n - 1; i > 0; --i) std::swap(order[(size_t)(r * n + i)], order[(size_t)(r * n) + rng() % (uint64_t)(i + 1)]);
+  const int way = (int)(rng() % 4), threads = 1 + (int)(rng() % 2);
+  if (way == 3)
+    systematic(p.data(), rows, n, k.data(), (int64_t)rng(), draws, threads, x.data());
+  else
+    pivotal(p.data(), rows, n, whole.data(), (int64_t)rng(), way == 1 ? order.data() : nullptr, way == 2, draws, threads, x.data());
+  if (is_any) return 0;
+  for (int64_t r = 0; r < draws * rows; ++r) {
+    double sum = 0;
+    bool good = true;
+    for (int64_t i = 0; i < n; ++i) {
+      const double v = (double)x[(size_t)(r * n + i)], q = (double)p[(size_t)(r % rows * n + i)];
+      sum += v;
+      good &= (v == 0 || v == 1) && (q > 0 || v == 0) && (q < 1 || v == 1);
+    }
+    if (good && std::fabs(sum - k[(size_t)(r % rows)]) < 1 + 1e-9 * k[(size_t)(r % rows)]) continue;
+    std::printf("case %ld row %ld: n=%ld way=%d: sum %.17g, expected about %.17g\n", number, (long)r, (long)n, way, sum, k[(size_t)(r % rows)]);
+    return 1;
+  }
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -161,6 +219,7 @@ int main(int argc, char** argv) {
   Rng rng(argc > 2 ? (uint64_t)std::atoll(argv[2]) : 0);
   int failed = 0;
   for (long i = 0; i < cases && failed < 10; ++i) failed += i % 3 ? fuzz<float>(rng, i) : fuzz<double>(rng, i);
+  for (long i = 0; i < cases && failed < 10; ++i) failed += i % 2 ? fuzz_samples<float>(rng, i) : fuzz_samples<double>(rng, i);
   std::printf("%ld cases, %d failed\n", cases, failed);
   return failed != 0;
 }

@@ -27,7 +27,7 @@ FAR = 36.0  # e^−FAR of the mass may be lost, at each of: the window's ends, t
 # and products of logistic ones tend to it.
 STEP = math.pi**2 / FAR
 NODES, MOST_NODES = 128, 1 << 15
-CHUNK = 1 << 20  # how many numbers a tensor may hold while nodes are summed
+CHUNK = 1 << 17  # how many numbers a tensor may hold while nodes are summed: few enough for a cache
 GONE = 300.0  # so far out that log F(GONE), log(1 − F(−GONE)) and h(−GONE) are as good as 0, yet no underflow
 LOG_2 = math.log(2.0)
 

@@ -28,7 +28,7 @@ class Brewer(Design):
 
     Examples:
         >>> Brewer(torch.tensor([0.2, 0.5, 0.5, 0.8])).log_prob(torch.tensor([0.0, 1.0, 0.0, 1.0])).exp()
-        tensor(0.3556)
+        tensor(0.3394)
 
     Reference: Brewer, "A simple procedure for sampling πpswor" (1975).
     """

@@ -25,7 +25,7 @@ class Pareto(Design):
     Examples:
         >>> design = Pareto(torch.tensor([0.2, 0.5, 0.5, 0.8]))
         >>> design.mean
-        tensor([0.1919, 0.5000, 0.5000, 0.8081])
+        tensor([0.1882, 0.5000, 0.5000, 0.8118])
 
     Reference: Rosén, "On sampling with probability proportional to size" (1997).
     """

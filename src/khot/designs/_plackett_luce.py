@@ -26,9 +26,9 @@ class PlackettLuce(Design):
     Examples:
         >>> design = PlackettLuce(torch.tensor([0.2, 0.5, 0.5, 0.8]))
         >>> design.mean
-        tensor([0.2319, 0.5249, 0.5249, 0.7183])
+        tensor([0.2333, 0.5278, 0.5278, 0.7111])
         >>> design.log_prob(torch.tensor([0.0, 1.0, 0.0, 1.0])).exp()
-        tensor(0.3179)
+        tensor(0.3000)
 
     Reference: Plackett (1975); Kool, van Hoof and Welling, "Stochastic beams and where to find them" (2019).
     """

@@ -25,9 +25,9 @@ class Sampford(Design):
     Examples:
         >>> design = Sampford(torch.tensor([0.2, 0.5, 0.5, 0.8]))
         >>> design.log_prob(torch.tensor([0.0, 1.0, 0.0, 1.0])).exp()
-        tensor(0.3500)
+        tensor(0.3394)
         >>> design.joint_probs()[1, 3]
-        tensor(0.3500)
+        tensor(0.3394)
 
     Reference: Sampford, "On sampling without replacement with unequal probabilities of selection" (1967).
     """

@@ -24,7 +24,7 @@ class Systematic(Design):
 
     Examples:
         >>> Systematic(torch.full((8,), 0.25)).sample(generator=torch.Generator().manual_seed(0))
-        tensor([0., 1., 0., 0., 0., 1., 0., 0.])
+        tensor([0., 0., 1., 0., 0., 0., 1., 0.])
 
     Reference: Madow, "On the theory of systematic sampling, II" (1949).
     """

@@ -23,7 +23,7 @@ inline uint64_t stream_key(uint64_t seed, uint64_t stream) { return mixed(seed ^
 inline double unit(uint64_t word) { return (double)(int64_t)(word >> 11) * 0x1p-53; }
 
 inline int bit_length(uint64_t value) { return value ? 64 - __builtin_clzll(value) : 0; }
-inline double inside_unit(double p) { return p < 0 ? 0 : p > 1 ? 1 : p; }
+inline double inside_unit(double p) { return p > 0 ? (p < 1 ? p : 1) : 0; }
 
 // Of values in [0, 2^52], ties to even, and of those an int64 holds; the standard functions are calls on older processors.
 inline double rounded(double value) { return (value + 0x1p52) - 0x1p52; }
@@ -214,7 +214,8 @@ void systematic(const T* p, int64_t rows, int64_t n, const double* k, int64_t se
       sum += (int64_t)rounded(x * scale);
       spread += x * (1 - x);
     }
-    const int64_t lack = (int64_t)std::nearbyint(k[row] * scale) - sum;
+    const double size = k[row] > 0 ? std::min(k[row], (double)n) : 0;  // the caller sees to it; a number in any case
+    const int64_t lack = (int64_t)std::nearbyint(size * scale) - sum;
     const auto share = [&](auto measure_of) {
       double total = 0;
       for (int64_t i = 0; i < n; ++i) total += measure_of(inside_unit((double)items[i]));

@@ -1,0 +1,281 @@
+import math
+from itertools import combinations, permutations
+
+import mpmath as mp
+import pytest
+import scipy.integrate
+import torch
+
+from khot._math import order_sampling
+from khot._math.order_sampling import GUMBEL, LOGISTIC, Noise, inclusion, log_prob
+
+NOISES = pytest.mark.parametrize("noise", [GUMBEL, LOGISTIC], ids=["gumbel", "logistic"])
+PI = torch.tensor([0.07, 0.17, 0.41, 0.61, 0.83, 0.91], dtype=torch.float64)  # sums to k = 3
+
+
+def tensor(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def all_subsets(n, k):
+    return torch.tensor([[i in subset for i in range(n)] for subset in combinations(range(n), k)]).view(-1, n)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def uniform(*shape, seed=0):
+    return torch.rand(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def plackett_luce(scores, subset):
+    """log P by enumeration of all orders, in digits enough for what the subtraction cancels."""
+    with mp.workdps(400):
+        weights = [mp.exp(float(s)) for s in scores]
+        total = mp.mpf(0)
+        for order in permutations(i for i, chosen in enumerate(subset) if chosen):
+            left, chance = mp.fsum(weights), mp.mpf(1)
+            for i in order:
+                chance *= weights[i] / left
+                left -= weights[i]
+            total += chance
+        return float(mp.log(total))
+
+
+def pareto_density(y, scores, subset, exp):
+    """The density of the least chosen score at y, and the sample being the subset, for logistic noise."""
+    product, hazard = 1, 0
+    for s, chosen in zip(scores, subset, strict=True):
+        above, below = 1 / (1 + exp(y - s)), 1 / (1 + exp(s - y))
+        product *= above if chosen else below
+        hazard += below if chosen else 0
+    return product * hazard
+
+
+def pareto_pair(gap):
+    """log P that the lesser of two scores wins, for logistic noise, in closed form."""
+    with mp.workdps(60):
+        e = mp.exp(-mp.mpf(gap))
+        return float(mp.log(e * (e - 1 + gap) / (1 - e) ** 2))
+
+
+# The noises
+
+
+@pytest.mark.parametrize("z", [-690.0, -30.0, -3.0, -0.4, 0.0, 0.36, 0.37, 2.0, 17.0, 50.0, 699.0, 5000.0])
+def test_the_noises_are_accurate_in_both_tails(z):
+    with mp.workdps(60):
+        x = mp.mpf(z)
+        u = mp.exp(-x)
+        log_sf = mp.log(-mp.expm1(-u)) if z > -5 else mp.log1p(-mp.exp(-u))
+        softplus = mp.log1p(mp.exp(-abs(x)))
+        log_sigmoid = [min(x, 0) - softplus, min(-x, 0) - softplus]
+        expected = {GUMBEL: [-u, log_sf, -x - u - log_sf], LOGISTIC: [*log_sigmoid, log_sigmoid[0]]}
+        for noise, values in expected.items():
+            for function, value in zip(noise[:3], values, strict=True):
+                got = function(tensor(z)).item()
+                assert got == pytest.approx(float(value), rel=1e-13, abs=1e-15)
+
+
+@NOISES
+def test_the_derivatives_of_the_noises_are_finite(noise: Noise):
+    for function in noise[:3]:
+        z = tensor([-1e4, -710.0, -700.0, -36.0, 0.0, 0.36651292058166435, 36.0, 710.0, 1e4]).requires_grad_()
+        function(z).sum().backward()
+        assert z.grad.isfinite().all()
+        z = tensor([-3.0, -0.5, 0.3, 0.4, 3.0]).requires_grad_()
+        assert torch.autograd.gradcheck(function, z)
+
+
+@NOISES
+def test_the_quantile_inverts_the_cdf_and_is_finite(noise: Noise):
+    u = tensor([2.0**-54, 1e-10, 0.3, 0.5, 0.9])
+    torch.testing.assert_close(noise.log_cdf(noise.quantile(u)), u.log(), rtol=1e-13, atol=1e-15)
+    assert noise.quantile(tensor(1.0)).isfinite()  # (2⁵³ − ½)·2⁻⁵³ rounds to 1
+
+
+# log_prob
+
+
+@pytest.mark.parametrize("n", [2, 4, 6])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 30.0])
+def test_gumbel_is_plackett_luce(n, scale):
+    scores = normal(n) * scale
+    for k in range(1, n):
+        subsets = all_subsets(n, k)
+        expected = tensor([plackett_luce(scores, subset) for subset in subsets])
+        got = log_prob(GUMBEL, scores, torch.tensor(k), subsets)
+        torch.testing.assert_close(got, expected, rtol=1e-14, atol=2e-14)
+        if scale == 1:  # the check tells the laws apart
+            assert (log_prob(LOGISTIC, scores, torch.tensor(k), subsets) - expected).abs().max() > 1e-2
+
+
+def test_logistic_against_scipy():
+    scores, subset = [0.3, -1.2, 2.0, 0.0, 0.9], [1, 0, 0, 1, 1]
+    expected, _ = scipy.integrate.quad(pareto_density, -50, 60, (scores, subset, math.exp), epsabs=0, epsrel=1e-13)
+    got = log_prob(LOGISTIC, tensor(scores), torch.tensor(3), torch.tensor(subset)).exp().item()
+    assert got == pytest.approx(expected, rel=1e-12)
+
+
+@NOISES
+@pytest.mark.parametrize("scale", [0.0, 1.0, 10.0, 1e3])
+def test_the_chances_of_all_subsets_sum_to_one_and_to_the_inclusions(noise: Noise, scale):
+    for n in (2, 5, 8):
+        scores = normal(n, seed=n) * scale
+        for k in range(n + 1):
+            subsets = all_subsets(n, k)
+            p = log_prob(noise, scores, torch.tensor(k), subsets).exp()
+            assert abs(p.sum().item() - 1) < 1e-13
+            got = inclusion(noise, scores, torch.tensor(k))
+            torch.testing.assert_close(got, p @ subsets.double(), rtol=0, atol=1e-12)
+
+
+def test_tiny_chances():
+    scores, subset = [250.0, 250.5, 0.0, 0.1], [0, 0, 1, 1]
+    got = [
+        log_prob(noise, tensor(scores), torch.tensor(2), torch.tensor(subset)).item() for noise in (GUMBEL, LOGISTIC)
+    ]
+    assert got[0] == pytest.approx(plackett_luce(scores, subset), abs=1e-12)
+    with mp.workdps(20):
+        scale = mp.exp(494)  # mpmath's tolerance is absolute
+        pieces = [mp.mpf(y) for y in range(-60, 321, 10)]
+        integral = mp.quad(lambda y: scale * pareto_density(y, scores, subset, mp.exp), pieces)
+        assert got[1] == pytest.approx(float(mp.log(integral)) - 494, abs=1e-12)
+    assert max(got) < -490
+
+
+@pytest.mark.parametrize("gap", [1e-3, 1.0, 40.0, 500.0, 8000.0])
+def test_the_lesser_of_two_logistic_scores(gap):
+    got = log_prob(LOGISTIC, tensor([5.0, 5.0 + gap]), torch.tensor(1), torch.tensor([True, False])).item()
+    assert got == pytest.approx(pareto_pair(5.0 + gap - 5.0), rel=1e-15, abs=1e-12)
+
+
+def test_a_plateau_beyond_the_most_nodes_keeps_ten_digits():
+    scores, subset = tensor([0.0, 1e6]), torch.tensor([True, False])
+    got = log_prob(LOGISTIC, scores, torch.tensor(1), subset).item()
+    assert got == pytest.approx(-1e6 + math.log(1e6 - 1), rel=1e-10)
+
+
+@NOISES
+def test_a_common_offset_changes_nothing(noise: Noise):
+    scores, subsets, k = normal(7).mul(2**10).round() / 2**10, all_subsets(7, 3), torch.tensor(3)
+    far = scores + 2.0**20
+    torch.testing.assert_close(
+        log_prob(noise, far, k, subsets), log_prob(noise, scores, k, subsets), rtol=0, atol=1e-13
+    )
+    torch.testing.assert_close(inclusion(noise, far, k), inclusion(noise, scores, k), rtol=0, atol=1e-14)
+
+
+@NOISES
+def test_never_and_always(noise: Noise):
+    scores = tensor([torch.inf, 0.3, -torch.inf, 1.0, -0.5, torch.inf])
+    finite = tensor([0.3, 1.0, -0.5])
+    subsets = all_subsets(6, 4)
+    got = log_prob(noise, scores, torch.tensor(4), subsets)
+    possible = subsets[:, 0] & subsets[:, 5] & ~subsets[:, 2]
+    expected = log_prob(noise, finite, torch.tensor(2), subsets[possible][:, [1, 3, 4]])
+    torch.testing.assert_close(got[possible], expected, rtol=0, atol=1e-14)
+    assert (got[~possible] == -torch.inf).all()
+    pi = inclusion(noise, scores, torch.tensor(4))
+    assert pi[0] == pi[5] == 1
+    assert pi[2] == 0
+    torch.testing.assert_close(pi[[1, 3, 4]], inclusion(noise, finite, torch.tensor(2)), rtol=0, atol=1e-14)
+    assert inclusion(noise, scores, torch.tensor(2)).tolist() == [1, 0, 0, 0, 0, 1]
+    assert inclusion(noise, scores, torch.tensor(5)).tolist() == [1, 1, 0, 1, 1, 1]
+    assert log_prob(noise, scores, torch.tensor(3), subsets).eq(-torch.inf).all()  # of another size
+
+
+@NOISES
+def test_gradients(noise: Noise):
+    scores, subset = normal(2, 5).requires_grad_(), tensor([[1, 0, 1, 0, 0], [0, 1, 1, 0, 1]])
+    k = tensor([2.0, 3.0])
+    assert torch.autograd.gradcheck(lambda s: log_prob(noise, s, k, subset), scores)
+    assert torch.autograd.gradgradcheck(lambda s: log_prob(noise, s, k, subset), scores)
+
+
+@NOISES
+def test_gradients_are_finite_at_the_edges(noise: Noise):
+    rows = [
+        ([0.0, -torch.inf, 1.0, torch.inf, 2.0], [1, 0, 0, 1, 0]),  # possible
+        ([0.0, -torch.inf, 1.0, torch.inf, 2.0], [1, 1, 0, 0, 0]),  # not
+        ([0.0, -torch.inf, -torch.inf, torch.inf, -torch.inf], [1, 0, 0, 1, 0]),  # sure
+        ([1e3, -2e3, 0.0, 1.0, 3e3], [0, 1, 0, 1, 0]),
+    ]
+    scores = tensor([row for row, _ in rows]).requires_grad_()
+    got = log_prob(noise, scores, torch.tensor(2), torch.tensor([subset for _, subset in rows]))
+    got[got.isfinite()].sum().backward()
+    assert scores.grad.isfinite().all()
+    assert (scores.grad[~scores.isfinite()] == 0).all()
+    assert (scores.grad[1:3] == 0).all()
+    torch.testing.assert_close(scores.grad.sum(-1), torch.zeros(4).double(), rtol=0, atol=1e-11)  # no common offset
+
+
+@NOISES
+def test_chunks_of_nodes_change_nothing(noise: Noise, monkeypatch):
+    scores, subsets, k = normal(6).requires_grad_(), all_subsets(6, 2), torch.tensor(2)
+    whole = log_prob(noise, scores, k, subsets)
+    (gradient,) = torch.autograd.grad(whole.sum(), scores)
+    pi = inclusion(noise, scores, k)
+    monkeypatch.setattr(order_sampling, "CHUNK", 3000)
+    in_chunks = log_prob(noise, scores, k, subsets)
+    torch.testing.assert_close(in_chunks, whole, rtol=0, atol=1e-14)
+    torch.testing.assert_close(torch.autograd.grad(in_chunks.sum(), scores)[0], gradient, rtol=0, atol=1e-12)
+    torch.testing.assert_close(inclusion(noise, scores, k), pi, rtol=0, atol=1e-15)
+
+
+# inclusion
+
+
+@NOISES
+@pytest.mark.parametrize("place", [0.0, 0.4, 1.0])
+def test_long_rows_sum_to_k(noise: Noise, place):
+    for scores in (normal(2000), normal(300) ** 5 * 30):
+        k = 1 + round(place * (len(scores) - 2))
+        pi = inclusion(noise, scores, torch.tensor(k))
+        assert abs(pi.sum().item() - k) < 1e-10
+        assert ((pi >= 0) & (pi <= 1)).all()
+        assert (pi[scores.argsort()].diff() > -1e-13).all()
+
+
+def test_one_of_many_gumbel_scores_is_softmax():
+    scores = normal(1500) * 2
+    torch.testing.assert_close(inclusion(GUMBEL, scores, torch.tensor(1)), scores.softmax(-1), rtol=0, atol=1e-13)
+    last = log_prob(GUMBEL, scores, torch.tensor(1), torch.eye(1500)[:3])
+    torch.testing.assert_close(last, scores.log_softmax(-1)[:3], rtol=0, atol=1e-12)
+
+
+@NOISES
+def test_rows_with_gaps_ties_and_counts_of_their_own(noise: Noise):
+    scores = tensor(
+        [[0.0] * 6, [1e6, 1e6, 3.0, 3.0, 3.0, -1e6], [1e3, 0, -1e3, -2e3, -3e3, 40.0], [1e300, 0, 1, 2, 3, 4]]
+    )
+    k = torch.tensor([4, 3, 2, 6])
+    third = 1 / 3
+    expected = tensor([[4 / 6] * 6, [1, 1, third, third, third, 0], [1, 0, 0, 0, 0, 1], [1] * 6])
+    torch.testing.assert_close(inclusion(noise, scores, k), expected, rtol=0, atol=1e-13)
+    batched = inclusion(noise, scores[:, None].expand(4, 2, 6), k[:, None].expand(4, 2).double())
+    torch.testing.assert_close(batched, expected[:, None].expand(4, 2, 6), rtol=0, atol=1e-13)
+    assert inclusion(noise, scores[:0], k[:0]).shape == (0, 6)
+    assert log_prob(noise, scores[:0], k[:0], scores[:0]).shape == (0,)
+
+
+def test_the_inclusions_are_not_the_asked_for_ones():
+    k = torch.tensor(3)
+    assert (inclusion(LOGISTIC, PI.logit(), k) - PI).abs().max() > 1e-3
+    assert (inclusion(GUMBEL, PI.log(), k) - PI).abs().max() > 0.05
+
+
+@NOISES
+def test_inclusions_are_those_of_draws(noise: Noise):
+    """12 z-scores below 4.5: it fails by chance once in 10⁴ seeds, and an error of 0.012 passes once in 10⁹."""
+    draws, scores = 200_000, PI.logit()
+    noisy = scores + noise.quantile(uniform(draws, 6))
+    share = torch.zeros(draws, 6).scatter_(-1, noisy.topk(3).indices, 1.0).double().mean(0)
+
+    def worst(pi):
+        return ((share - pi) / (pi * (1 - pi) / draws).sqrt()).abs().max()
+
+    pi = inclusion(noise, scores, torch.tensor(3))
+    assert worst(pi) < 4.5
+    assert worst((pi + 0.012 * tensor([1, -1, 1, -1, 1, -1])).clamp(0.001, 0.999)) > 4.5
