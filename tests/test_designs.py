@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sampling import marginals_by_programme
 from torch import Tensor
 from torch.distributions import kl_divergence
 
@@ -754,3 +755,8 @@ def test_horvitz_thompson_does_not_read_what_was_not_drawn():
         khot.horvitz_thompson(torch.ones(2), x, p)
     with pytest.raises(TypeError, match="`sample` must be a real"):
         khot.horvitz_thompson(torch.ones(3), [1, 0, 1], p)  # type: ignore[arg-type]
+
+
+def test_the_programme_of_the_benchmark_is_the_same_law():
+    theta = scores(60)
+    torch.testing.assert_close(marginals_by_programme(theta, 17), ConditionalPoisson(logits=theta, k=17).mean)

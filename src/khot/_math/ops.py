@@ -79,7 +79,7 @@ def _define_sampler(name: str, signature: str, kernel: Callable[..., Any]) -> Ca
     return op
 
 
-# p (rows, n), whether the size is whole (rows), seed (), order (rows, n) or None → (draws · rows, n)
+# p (rows, n), whether the size is whole (rows), seed (), order (rows or 1, n) or None → (draws · rows, n)
 pivotal = _define_sampler(
     "pivotal",
     "(Tensor p, Tensor is_whole, Tensor seed, Tensor? order, bool is_random, int draws) -> Tensor",
@@ -87,5 +87,7 @@ pivotal = _define_sampler(
 )
 # p (rows, n), k (rows), seed () → (draws · rows, n)
 systematic = _define_sampler("systematic", "(Tensor p, Tensor k, Tensor seed, int draws) -> Tensor", _systematic.draw)
-# seed (), → (count,) float64
+# keys (…) → (…, n)
+order = _define_sampler("order", "(Tensor keys, int n) -> Tensor", noise.order)
+# seed () → (count,) float64
 uniform = _define_sampler("uniform", "(Tensor seed, int stream, int count) -> Tensor", noise.uniform)

@@ -74,7 +74,7 @@ def draw(p: Tensor, is_whole: Tensor, seed: Tensor, order: Tensor | None, is_ran
     """`draws` samples of each row of `p` (rows, n) → (draws · rows, n) in the dtype of `p`.
 
     Row r throws the coins of its own key, the last one for a size that is not whole. The leaves are in the `order`
-    given (rows, n), in a random one of the row's own, or as they come.
+    given (rows or 1, n), in a random one of the row's own, or as they come.
     """
     rows, n = p.shape
     keys = noise.bits(seed, draws * rows)
@@ -82,7 +82,7 @@ def draw(p: Tensor, is_whole: Tensor, seed: Tensor, order: Tensor | None, is_ran
     if is_random:
         order = noise.order(noise.stream_key(keys, 1), n)
     elif order is not None:
-        order = order.repeat(draws, 1)
+        order = order.expand(rows, n).repeat(draws, 1)
     if order is not None:
         leaves = leaves.gather(-1, order)
     uniforms = noise.unit(noise.bits(noise.stream_key(keys, 2), coins(n) + 1))

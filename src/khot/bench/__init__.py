@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .._math import cdfs, threshold
 from .._shape import compute_dtype
+from ..designs._sample import sample_khot, sample_relaxed_khot
 from ..relaxations._family import cauchy_topk, euclidean_topk, laplace_topk, normal_topk, power_topk
 from ..relaxations._hard import hard_topk
 from ..relaxations._threshold import sigmoid_topk
@@ -64,5 +65,7 @@ OURS: dict[str, Rival] = {
         )
     },
     "hard_topk": Rival(fn=hard_topk, what="khot's hard k-hot, no gradient", kind="khot", integer_k=True, inner_k=False),
+    "sample_khot": Rival(fn=sample_khot, what="khot's k-hot sample, pivotal", kind="khot", inner_k=False),
+    "sample_relaxed_khot": Rival(fn=sample_relaxed_khot, what="khot's relaxed sample", kind="khot", inner_k=False),
 }
 CONTENDERS: dict[str, Rival] = {**OURS, **RIVALS}

@@ -60,7 +60,7 @@ class Pivotal(Design):
         """The same design with the order "given": one is drawn here, once, for each row of the batch, (*batch, n)."""
         new = self.expand(self._batch_shape)
         keys = noise.bits(noise.seed(generator, self._given.device), self._batch_shape.numel())
-        new.order, new._permutation = "given", noise.order(keys, self._event_shape[0]).view(self._given.shape)
+        new.order, new._permutation = "given", ops.order(keys, self._event_shape[0]).view(self._given.shape)
         return new
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Self:
@@ -91,7 +91,7 @@ class Pivotal(Design):
         p = (self._given if self._is_probs else self._target).detach().reshape(-1, n)
         order = None if self._permutation is None else self._permutation.reshape(-1, n)
         if self.order == "shared":
-            order = noise.order(noise.stream_key(seed, 1), n).expand(len(p), n)
+            order = ops.order(noise.stream_key(seed, 1)[None], n)
         sample: Tensor = ops.pivotal(p, self._is_whole().reshape(-1), seed, order, self.order == "random", draws)
         return sample.to(self._given.dtype)
 

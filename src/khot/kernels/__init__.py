@@ -38,3 +38,4 @@ else:
     LIBRARY.impl("pivotal", _native.pivotal, "CPU")
     LIBRARY.impl("systematic", _native.systematic, "CPU")
     LIBRARY.impl("uniform", _native.uniform, "CPU")
+    LIBRARY.impl("order", _native.order, "CPU")

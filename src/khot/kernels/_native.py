@@ -32,8 +32,8 @@ _SIGNATURES = {
     "khot_hard_topk_": (*_ROWS, *_COLUMN, *_MASK, _INT, _INT, _POINTER),
     # y, g, T, threads, path, cdf, dx, dk
     "khot_topk_pull_": (_POINTER, *_ROWS, *_COLUMN, _INT, _INT, _INT, _POINTER, _POINTER),
-    # p, is_whole, seed, order, is_random, draws, threads, out
-    "khot_pivotal_": (*_ROWS, _POINTER, _LONG, _POINTER, _INT, _LONG, _INT, _POINTER),
+    # p, is_whole, seed, order, is_random, stride of the order's rows, draws, threads, out
+    "khot_pivotal_": (*_ROWS, _POINTER, _LONG, _POINTER, _INT, _LONG, _LONG, _INT, _POINTER),
     # p, k, seed, draws, threads, out
     "khot_systematic_": (*_ROWS, _POINTER, _LONG, _LONG, _INT, _POINTER),
 }
@@ -62,6 +62,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
                 function.argtypes, function.restype = arguments, None
         # seed, stream, count, threads, out
         library.khot_uniform.argtypes, library.khot_uniform.restype = (_LONG, _LONG, _LONG, _INT, _POINTER), None
+        # keys, rows, n, threads, out
+        library.khot_order.argtypes, library.khot_order.restype = (_POINTER, _LONG, _LONG, _INT, _POINTER), None
     except (OSError, AttributeError) as error:
         return None, f"eager torch (native library does not load: {error})"
     width = "AVX2" if library.khot_has_avx2() else "portable"
@@ -236,6 +238,7 @@ def pivotal(p: Tensor, is_whole: Tensor, seed: Tensor, order: Tensor | None, is_
         int(seed),
         None if order is None else order.data_ptr(),
         is_random,
+        0 if order is None or len(order) == 1 else p.shape[1],
         draws,
         torch.get_num_threads(),
         out.data_ptr(),
@@ -258,6 +261,15 @@ def uniform(seed: Tensor, stream: int, count: int) -> Tensor:
     assert LIBRARY is not None
     out = torch.empty(count, dtype=torch.float64, device="cpu")
     LIBRARY.khot_uniform(int(seed), stream, count, torch.get_num_threads(), out.data_ptr())
+    return out
+
+
+def order(keys: Tensor, n: int) -> Tensor:
+    """As `_math.noise.order`."""
+    assert LIBRARY is not None
+    keys = keys.contiguous()
+    out = torch.empty(*keys.shape, n, dtype=torch.int64, device="cpu")
+    LIBRARY.khot_order(keys.data_ptr(), keys.numel(), n, torch.get_num_threads(), out.data_ptr())
     return out
 
 

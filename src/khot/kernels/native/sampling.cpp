@@ -25,8 +25,14 @@ inline double unit(uint64_t word) { return (double)(int64_t)(word >> 11) * 0x1p-
 inline int bit_length(uint64_t value) { return value ? 64 - __builtin_clzll(value) : 0; }
 inline double inside_unit(double p) { return p > 0 ? (p < 1 ? p : 1) : 0; }
 
-// Of values in [0, 2^52], ties to even, and of those an int64 holds; the standard functions are calls on older processors.
-inline double rounded(double value) { return (value + 0x1p52) - 0x1p52; }
+// The whole number next to a value in [0, 2^52], ties to even; the standard functions are calls on older processors. Between
+// 2^52 and 2^53 doubles are the whole numbers, in the order of their bits.
+inline int64_t rounded(double value) {
+  const double shifted = value + 0x1p52;
+  int64_t bits;
+  std::memcpy(&bits, &shifted, sizeof bits);
+  return bits - (int64_t)0x4330000000000000;
+}
 inline int64_t floored(double value) {
   const auto truncated = (int64_t)value;
   return truncated - (value < (double)truncated);
@@ -178,7 +184,7 @@ void pivotal_tree(const T* p, int64_t n, bool is_whole, uint64_t key, double* re
 
 template <class T>
 void pivotal(const T* p, int64_t rows, int64_t n, const uint8_t* is_whole, int64_t seed, const int64_t* order, int is_random,
-             int64_t draws, int threads, T* out) {
+             int64_t order_stride, int64_t draws, int threads, T* out) {
   for_rows(draws * rows, n, threads, [&](int64_t r, int) {
     const int64_t row = r % rows;
     const uint64_t key = word_at((uint64_t)seed, r);
@@ -193,7 +199,7 @@ void pivotal(const T* p, int64_t rows, int64_t n, const uint8_t* is_whole, int64
       const uint64_t low = random_order(stream_key(key, 1), n, words.data(), spare.data());
       along(std::true_type{}, [=](int64_t i) { return (int64_t)(order[i] & low); });
     } else if (order) {
-      along(std::true_type{}, [=](int64_t i) { return order[row * n + i]; });
+      along(std::true_type{}, [=](int64_t i) { return order[row * order_stride + i]; });
     } else {
       along(std::false_type{}, [](int64_t i) { return i; });
     }
@@ -211,14 +217,13 @@ void systematic(const T* p, int64_t rows, int64_t n, const double* k, int64_t se
     double spread = 0;
     for (int64_t i = 0; i < n; ++i) {
       const double x = inside_unit((double)items[i]);
-      sum += (int64_t)rounded(x * scale);
+      sum += rounded(x * scale);
       spread += x * (1 - x);
     }
     const double size = k[row] > 0 ? std::min(k[row], (double)n) : 0;  // the caller sees to it; a number in any case
     const int64_t lack = (int64_t)std::nearbyint(size * scale) - sum;
-    const auto share = [&](auto measure_of) {
-      double total = 0;
-      for (int64_t i = 0; i < n; ++i) total += measure_of(inside_unit((double)items[i]));
+    const int64_t least = std::min<int64_t>(lack, 0), most = std::max<int64_t>(lack, 0);
+    const auto share = [&](double total, auto measure_of) {
       const double factor = (double)lack / (total > 0 ? total : 1);
       for (int64_t d = 0; d < draws; ++d) {
         T* chosen = out + (d * rows + row) * n;
@@ -227,23 +232,23 @@ void systematic(const T* p, int64_t rows, int64_t n, const double* k, int64_t se
         for (int64_t i = 0; i < n; ++i) {
           const double x = inside_unit((double)items[i]);
           measure += measure_of(x);
-          const int64_t part = std::clamp(floored(measure * factor), std::min<int64_t>(lack, 0), std::max<int64_t>(lack, 0));
-          const int64_t now = measure >= total ? lack : part;
-          running += (int64_t)rounded(x * scale) + now - given;
+          const int64_t now = measure >= total ? lack : std::clamp(floored(measure * factor), least, most);
+          running += rounded(x * scale) + now - given;
           given = now;
-          chosen[i] = (T)((running >> shift) - passed);
-          passed = running >> shift;
+          const int64_t until = running >> shift;
+          chosen[i] = (T)(int32_t)(until - passed);
+          passed = until;
         }
       }
     };
-    const auto is_interior = [=](double x) { return rounded(x * scale) != 0 && rounded(x * scale) != scale; };
-    if (std::fabs((double)lack) <= spread * scale) {
-      share([](double x) { return x * (1 - x); });
-    } else if (lack > 0) {
-      share([=](double x) { return is_interior(x) ? 1 - x : 0; });
-    } else {
-      share([=](double x) { return is_interior(x) ? x : 0; });
-    }
+    if (std::fabs((double)lack) <= spread * scale) return share(spread, [](double x) { return x * (1 - x); });
+    const auto room = [=](double x) {
+      const int64_t w = rounded(x * scale);
+      return w == 0 || w == one ? 0 : lack > 0 ? 1 - x : x;
+    };
+    double total = 0;
+    for (int64_t i = 0; i < n; ++i) total += room(inside_unit((double)items[i]));
+    share(total, room);
   });
 }
 
@@ -253,8 +258,8 @@ void systematic(const T* p, int64_t rows, int64_t n, const double* k, int64_t se
 
 #define KHOT_PIVOTAL(NAME, T)                                                                                              \
   KHOT_API void NAME(const T* p, int64_t rows, int64_t n, const uint8_t* is_whole, int64_t seed, const int64_t* order,      \
-                     int is_random, int64_t draws, int threads, T* out) {                                                   \
-    pivotal(p, rows, n, is_whole, seed, order, is_random, draws, threads, out);                                             \
+                     int is_random, int64_t order_stride, int64_t draws, int threads, T* out) {                             \
+    pivotal(p, rows, n, is_whole, seed, order, is_random, order_stride, draws, threads, out);                               \
   }
 KHOT_PIVOTAL(khot_pivotal_float, float)
 KHOT_PIVOTAL(khot_pivotal_double, double)
@@ -273,5 +278,14 @@ KHOT_API void khot_uniform(int64_t seed, int64_t stream, int64_t count, int thre
   for_rows((count + kChunk - 1) / kChunk, kChunk, threads, [&](int64_t chunk, int) {
     const int64_t end = std::min(count, (chunk + 1) * kChunk);
     for (int64_t i = chunk * kChunk; i < end; ++i) out[i] = unit(word_at(key, i));
+  });
+}
+
+// A random order of n items for each key.
+KHOT_API void khot_order(const int64_t* keys, int64_t rows, int64_t n, int threads, int64_t* out) {
+  for_rows(rows, n, threads, [&](int64_t r, int) {
+    Scratch<uint64_t> words(n), spare(n);
+    const uint64_t low = random_order((uint64_t)keys[r], n, words.data(), spare.data());
+    for (int64_t i = 0; i < n; ++i) out[r * n + i] = (int64_t)(words.data()[i] & low);
   });
 }
