@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import khot
+from khot.designs import Brewer, ConditionalPoisson, Design, Pareto, Pivotal, PlackettLuce, Sampford, Systematic
 
 OUT = Path(__file__).parent / "img"
 PAPER, INK, FAINT = "#fcfbf8", "#22303c", "#9aa5ae"
@@ -30,6 +31,8 @@ MEMBERS = {
 }
 SCORES = torch.tensor([0.9, -0.6, 2.2, 0.3, -2.0, 1.3, 1.8, -1.1, -0.1, -2.6], dtype=torch.float64)
 K = 3
+SIX = torch.tensor([0.07, 0.17, 0.41, 0.61, 0.83, 0.91], dtype=torch.float64)
+ORDERS = 2000  # what is said of random orders is the mean over so many
 
 STYLE: dict[Any, Any] = {
     **dict.fromkeys(("figure.facecolor", "axes.facecolor"), PAPER),
@@ -179,11 +182,123 @@ def family_temperature() -> Figure:
     return fig
 
 
+def design_inclusion() -> Figure:
+    """How far inclusion probabilities are from those asked for: six items, forty, and ever more copies of the six."""
+    forty = khot.sigmoid_topk(torch.linspace(-4, 4, 40, dtype=torch.float64), 12)
+    looks = {
+        "Gumbel top-k": (PlackettLuce, ORANGE, "o", (55, 0.22)),
+        "Pareto": (Pareto, BLUE, "s", (80, 1.3e-4)),
+    }
+    fig, axes = plt.subplots(1, 3, figsize=(10, 4.3), layout="constrained")
+    for ax, probs, n in zip(axes, (SIX, forty), (6, 40), strict=False):
+        for name, (design, color, marker, _) in looks.items():
+            ax.plot(probs, design(probs).mean - probs, color=color, marker=marker, linewidth=1.4, label=name)
+        seen = Pivotal(probs).sample((1_000_000,), generator=generator()).mean(0) - probs
+        ax.scatter(probs, seen, s=42, color=GREEN, marker="x", zorder=3, label="Pivotal, $10^6$ draws")
+        ax.set(title=f"{n} items, k = {round(float(probs.sum()))}", xlabel="π asked for", xticks=(0, 0.5, 1))
+        ax.set(xlim=(-0.03, 1.03), ylim=(-0.17, 0.15), yticks=(-0.1, 0, 0.1))
+    axes[0].set_ylabel("inclusion probability − π")
+    axes[0].legend(frameon=False, loc="lower left", fontsize=10, handlelength=1.4, borderpad=0)
+    copies = [2**j for j in range(8)]
+    for name, (design, color, marker, place) in looks.items():
+        worst = [float((design(SIX.repeat(m)).mean - SIX.repeat(m)).abs().max()) for m in copies]
+        axes[2].plot([6 * m for m in copies], worst, color=color, marker=marker, linewidth=1.4)
+        axes[2].text(*place, name, color=color)
+    axes[2].set(title="copies of the six", xlabel="items", ylabel="greatest error", xscale="log", yscale="log")
+    axes[2].set_xticks((6, 48, 384), ("6", "48", "384"))
+    axes[2].minorticks_off()
+    axes[2].set_ylim(3e-7, 0.6)
+    return fig
+
+
+def design_pairs() -> Figure:
+    """The correlations of all pairs of twenty items, for four designs with the same inclusion probabilities."""
+    n, k = 20, 5
+    probs = khot.sigmoid_topk(2 * torch.sin(2.4 * torch.arange(n, dtype=torch.float64)), k)
+    covariances = {
+        "Pivotal, given order": Pivotal(probs, order="given").covariance_matrix,
+        "Systematic": Systematic(probs).covariance_matrix,
+        "Pivotal, random order": Pivotal(probs).expand((ORDERS,)).fix_order(generator()).covariance_matrix.mean(0),
+        "ConditionalPoisson": ConditionalPoisson(probs).covariance_matrix,
+    }
+    colors = mpl.colors.LinearSegmentedColormap.from_list("khot", [ORANGE, "#f0c9a8", PAPER, "#a9cce3", BLUE])
+    colors.set_bad("#e4e2dc")
+    norm = mpl.colors.SymLogNorm(linthresh=0.01, vmin=-1, vmax=1)
+    fig, axes = plt.subplots(1, 4, figsize=(10, 3.75), layout="constrained")
+    for ax, (name, covariance) in zip(axes, covariances.items(), strict=True):
+        deviation = covariance.diagonal().sqrt()
+        correlation = (covariance / deviation / deviation[:, None]).fill_diagonal_(torch.nan)
+        fine = correlation.repeat_interleave(16, 0).repeat_interleave(16, 1)  # viewers that blur have little to blur
+        image = ax.imshow(fine, cmap=colors, norm=norm, interpolation="none")
+        ax.set(xticks=(), yticks=(), xlabel="item", ylabel="item" if ax is axes[0] else "")
+        ax.set_title(name, fontsize=11)
+        ax.spines[:].set_visible(False)
+    ticks = (-1, -0.1, -0.01, 0, 0.01, 0.1, 1)
+    bar = fig.colorbar(image, ax=axes, orientation="horizontal", aspect=50, fraction=0.06, pad=0.06, ticks=ticks)
+    bar.ax.set_xticklabels([f"{t:g}".replace("-", "−") for t in ticks])
+    bar.minorticks_off()
+    bar.set_label("correlation of two items")
+    bar.outline.set_visible(False)
+    return fig
+
+
+def design_entropy() -> Figure:
+    """The entropy of each design, as a share of the greatest there is with the same inclusion probabilities."""
+    vectors = {
+        "6 items, k = 3": (SIX, ORANGE, "o"),
+        "8 equal items, k = 2": (torch.full((8,), 0.25, dtype=torch.float64), GREEN, "s"),
+        "10 items, k = 5": (khot.sigmoid_topk(torch.linspace(-2, 2, 10, dtype=torch.float64), 5), BLUE, "D"),
+    }
+    designs = {
+        "ConditionalPoisson": ConditionalPoisson,
+        "Brewer": Brewer,
+        "Sampford": Sampford,
+        "Pareto*": Pareto,
+        "Plackett–Luce*": PlackettLuce,
+        "Pivotal, random order": Pivotal,
+        "Pivotal, given order": lambda probs: Pivotal(probs, order="given"),
+        "Systematic": Systematic,
+    }
+    fig, ax = plt.subplots(figsize=(10, 4.6), layout="constrained")
+    least = [100.0] * len(designs)
+    for j, (name, (probs, color, marker)) in enumerate(vectors.items()):
+        shares = [100 * share_of_entropy(design(probs)) for design in designs.values()]
+        least = [min(pair) for pair in zip(least, shares, strict=True)]
+        places = [row + 0.2 * (j - 1) for row in range(len(designs))]
+        ax.scatter(shares, places, s=58, color=color, marker=marker, label=name, zorder=3)
+    for row, share in enumerate(least):
+        ax.axhline(row, color=FAINT, linewidth=0.6, zorder=0)
+        ax.text(102, row, f"{share:.2f} %", va="center", fontsize=11)
+    ax.text(102, -0.8, "least", fontsize=11, fontweight="bold")
+    ax.set_yticks(range(len(designs)), list(designs))
+    ax.set(xlim=(30, 101), ylim=(len(designs) - 0.5, -0.5), xlabel="% of the greatest entropy with the same mean")
+    ax.tick_params(axis="y", length=0)
+    ax.legend(frameon=False, loc="lower center", fontsize=11, ncols=3, bbox_to_anchor=(0.5, 1))
+    return fig
+
+
+def share_of_entropy(design: Design) -> float:
+    """What part of the greatest entropy with its mean a design has; random orders as a mixture of fixed ones."""
+    greatest = ConditionalPoisson(design.mean).entropy()
+    if not isinstance(design, Pivotal) or design.order == "given":
+        return float(design.entropy() / greatest)
+    subsets = design.enumerate_support()  # (subsets, n)
+    chance = design.expand((ORDERS,)).fix_order(generator()).log_prob(subsets[:, None]).exp().mean(1)
+    return float(torch.special.entr(chance).sum() / greatest)
+
+
+def generator() -> torch.Generator:
+    """The same for each picture."""
+    return torch.Generator().manual_seed(0)
+
+
 def main() -> None:
     """Draw and write all of them."""
     OUT.mkdir(exist_ok=True)
+    relaxations = (hero, temperature, value_gradient, family, family_temperature)
+    designs = (design_inclusion, design_pairs, design_entropy)
     with mpl.rc_context(STYLE):
-        for draw in (hero, temperature, value_gradient, family, family_temperature):
+        for draw in relaxations + designs:
             fig, name = draw(), draw.__name__.replace("_", "-")
             fig.savefig(OUT / f"{name}.svg", metadata={"Date": None})
             plt.close(fig)

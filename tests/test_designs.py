@@ -249,9 +249,13 @@ def test_native_and_eager_draw_the_same_bits(n, dtype):
     order = noise.order(noise.bits(seed, 3), n)
     assert (order.sort(-1).values == torch.arange(n)).all()
     for given, is_random in ((None, True), (None, False), (order, False)):
-        arguments: tuple[Any, ...] = (p, is_whole, seed, given, is_random, 2)
-        assert torch.equal(ops.pivotal(*arguments), pivotal.draw(*arguments))
-    assert torch.equal(ops.systematic(p, sizes, seed, 2), systematic.draw(p, sizes, seed, 2))
+        for is_paired in (False, True):
+            arguments: tuple[Any, ...] = (p, is_whole, seed, given, is_random, 2, is_paired)
+            assert torch.equal(ops.pivotal(*arguments), pivotal.draw(*arguments))
+            assert torch.equal(
+                ops.systematic(p, sizes, seed, 2, is_paired), systematic.draw(p, sizes, seed, 2, is_paired)
+            )
+    assert torch.equal(ops.order(noise.bits(seed, 3), n), order)
     assert torch.equal(ops.uniform(seed, 3, n), noise.uniform(seed, 3, n))
 
 
@@ -450,6 +454,40 @@ def test_bfloat16_probabilities_with_an_explicit_size():
         assert (design(p, 8).sample((100,)).float().sum(-1) == 8).all()
 
 
+@pytest.mark.parametrize("design", [Pivotal, GIVEN, Systematic])
+def test_antithetic_pairs_have_the_law_and_vary_less(design):
+    d = design(A6K3)
+    x = d.sample((200_000,), generator=generator(), antithetic=True)
+    assert (x.sum(-1) == 3).all()
+    first, second = x[::2], x[1::2]
+    for half in (first, second):
+        z = (half.mean(0) - A6K3) / (A6K3 * (1 - A6K3) / 100_000).sqrt()
+        assert z.abs().max() < 4.5
+    weights = scores(6)
+    correlation = torch.corrcoef(torch.stack((first @ weights, second @ weights)))[0, 1]
+    assert correlation < -0.1
+    with pytest.raises(ValueError, match="must be even; got 3"):
+        d.sample((3,), antithetic=True)
+
+
+def test_designs_without_antithetic_samples_say_so():
+    with pytest.raises(NotImplementedError, match="`Pivotal` and `Systematic` have"):
+        Sampford(A6K3).sample((2,), antithetic=True)
+
+
+def test_common_random_numbers():
+    """The same seed and nearly the same π: nearly the same samples."""
+    p = khot.sigmoid_topk(scores(200), 20)
+    near = khot.sigmoid_topk(scores(200) + 1e-3 * scores(200, seed=1), 20)
+    for design in (Pivotal, Systematic):
+        same = design(p).sample((500,), generator=generator())
+        moved, other = (
+            design(near).sample((500,), generator=generator()),
+            design(near).sample((500,), generator=generator(1)),
+        )
+        assert (same != moved).double().mean() < 0.1 * (same != other).double().mean()
+
+
 # Conditional Poisson and Sampford ------------------------------------------------------------------------------------
 
 
@@ -540,6 +578,44 @@ def test_gradients_of_conditional_poisson():
     (gradient,) = torch.autograd.grad(design.log_prob(subset), probs)
     expected = torch.linalg.pinv(design.covariance_matrix.detach()) @ (subset - A6K3)
     torch.testing.assert_close(gradient, expected, atol=1e-9, rtol=1e-9)
+
+
+@EVERY
+def test_gradients_survive_a_sample_and_a_backward(design):
+    """A parameter cached while sampling, without gradients, once cut log_prob off from it."""
+    if design is Pivotal:
+        return
+    for dtype in (torch.float32, torch.float64):
+        for name in ("logits", "probs"):
+            value = (scores(6) if name == "logits" else A6K3).to(dtype).requires_grad_()
+            d = design(**{name: value}, k=3)
+            x = d.sample(generator=generator())
+            first, second = (torch.autograd.grad(d.log_prob(x), value)[0] for _ in range(2))
+            assert torch.equal(first, second)
+            assert first.abs().sum() > 0
+
+
+def test_conjugate_gradients_do_not_run_away_along_the_null_space():
+    """They once went on past convergence, where the rounding errors have a direction that Cov does not see."""
+    for trial in range(60):
+        n = 2 + trial % 10
+        k = torch.full((2,), 1.0 + trial % (n - 1), dtype=torch.float64)
+        counts = subsets.counts(natural.tilt((0.5 + trial % 5) * scores(2, n, seed=trial), k)[0], k)
+        mean = subsets.marginals(counts)
+        covariance = subsets.joint(counts) - mean[..., :, None] * mean[..., None, :]
+        r = scores(2, n, seed=trial + 1)
+        r = (r - r.mean(-1, keepdim=True)) * torch.tensor([[1.0], [0.0]])
+        v = natural.covariance_solve(counts, r)
+        torch.testing.assert_close((covariance @ v[..., None])[..., 0], r, atol=1e-7, rtol=0)
+
+
+def test_natural_parameters_of_all_kinds_of_rows():
+    for trial in range(100):
+        n = 2 + trial % 30
+        k = 1 + trial % (n - 1)
+        p = khot.sigmoid_topk((10 ** (trial % 5 - 2)) * scores(n, seed=trial), k)
+        design = ConditionalPoisson(p, k)
+        assert (natural.marginals(design._theta, design._sizes) - p).abs().max() < 1e-10, (trial, n, k)
 
 
 def test_divergence():

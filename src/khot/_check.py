@@ -212,6 +212,44 @@ def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"`{name}` must be one of {', '.join(map(repr, allowed))}; got {value!r}.")
 
 
+def at_least(name: str, value: Any, least: int) -> None:
+    """Raise unless `value` is an int ≥ least."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"`{name}` must be an int; got {type(value).__name__}.")
+    if value < least:
+        raise ValueError(f"`{name}` must be ≥ {least}; got {value}.")
+
+
+def even(what: str, value: int) -> None:
+    """Raise unless `value` is even, as pairs are."""
+    if value % 2:
+        raise ValueError(f"With `antithetic`, {what} must be even; got {value}.")
+
+
+def instance(name: str, value: Any, kind: type) -> None:
+    """Raise unless `value` is of that class."""
+    if not isinstance(value, kind):
+        raise TypeError(f"`{name}` must be a {kind.__name__}; got {type(value).__name__}.")
+
+
+def losses(value: Any, x: Tensor) -> None:
+    """Raise unless an objective gave a loss for each sample."""
+    if not isinstance(value, Tensor) or value.shape != x.shape[:-1]:
+        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(
+            f"`fn` must give one loss for each sample, the shape {tuple(x.shape[:-1])} for samples of shape "
+            f"{tuple(x.shape)}; got {got}."
+        )
+
+
+def baseline(value: Any, batch: torch.Size) -> None:
+    """Raise unless `value` is a number or broadcasts to the batch."""
+    if isinstance(value, Tensor):
+        _broadcasts("baseline", value, tuple(batch), "the batch of the design")
+    else:
+        _number("baseline", value)
+
+
 def feasible(soft: Tensor, dim: int) -> None:
     """Raise if a row of a relaxation is NaN, because a sample cannot be."""
     is_bad = soft.detach().isnan().any(dim)

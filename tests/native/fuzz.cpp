@@ -23,10 +23,10 @@ void khot_hard_topk_float(const float*, int64_t, int64_t, const double*, int64_t
 void khot_hard_topk_double(const double*, int64_t, int64_t, const double*, int64_t, const uint8_t*, int64_t, int64_t, int, int, double*);
 void khot_topk_pull_float(const float*, const float*, int64_t, int64_t, const double*, int64_t, int, int, int, float*, double*);
 void khot_topk_pull_double(const double*, const double*, int64_t, int64_t, const double*, int64_t, int, int, int, double*, double*);
-void khot_pivotal_float(const float*, int64_t, int64_t, const uint8_t*, int64_t, const int64_t*, int, int64_t, int64_t, int, float*);
-void khot_pivotal_double(const double*, int64_t, int64_t, const uint8_t*, int64_t, const int64_t*, int, int64_t, int64_t, int, double*);
-void khot_systematic_float(const float*, int64_t, int64_t, const double*, int64_t, int64_t, int, float*);
-void khot_systematic_double(const double*, int64_t, int64_t, const double*, int64_t, int64_t, int, double*);
+void khot_pivotal_float(const float*, int64_t, int64_t, const uint8_t*, int64_t, const int64_t*, int, int64_t, int64_t, int, int, float*);
+void khot_pivotal_double(const double*, int64_t, int64_t, const uint8_t*, int64_t, const int64_t*, int, int64_t, int64_t, int, int, double*);
+void khot_systematic_float(const float*, int64_t, int64_t, const double*, int64_t, int64_t, int, int, float*);
+void khot_systematic_double(const double*, int64_t, int64_t, const double*, int64_t, int64_t, int, int, double*);
 }
 
 namespace {
@@ -64,17 +64,17 @@ void pull(const double* p, const double* g, int64_t rows, int64_t n, const doubl
 
 void pivotal(const float* p, int64_t rows, int64_t n, const uint8_t* whole, int64_t seed, const int64_t* order, int random, int64_t draws,
              int threads, float* out) {
-  khot_pivotal_float(p, rows, n, whole, seed, order, random, n, draws, threads, out);
+  khot_pivotal_float(p, rows, n, whole, seed, order, random, n, draws, (int)(seed & 1), threads, out);
 }
 void pivotal(const double* p, int64_t rows, int64_t n, const uint8_t* whole, int64_t seed, const int64_t* order, int random, int64_t draws,
              int threads, double* out) {
-  khot_pivotal_double(p, rows, n, whole, seed, order, random, n, draws, threads, out);
+  khot_pivotal_double(p, rows, n, whole, seed, order, random, n, draws, (int)(seed & 1), threads, out);
 }
 void systematic(const float* p, int64_t rows, int64_t n, const double* k, int64_t seed, int64_t draws, int threads, float* out) {
-  khot_systematic_float(p, rows, n, k, seed, draws, threads, out);
+  khot_systematic_float(p, rows, n, k, seed, draws, (int)(seed & 1), threads, out);
 }
 void systematic(const double* p, int64_t rows, int64_t n, const double* k, int64_t seed, int64_t draws, int threads, double* out) {
-  khot_systematic_double(p, rows, n, k, seed, draws, threads, out);
+  khot_systematic_double(p, rows, n, k, seed, draws, (int)(seed & 1), threads, out);
 }
 
 template <class T> T any_bits(Rng& rng) {

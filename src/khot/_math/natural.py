@@ -78,26 +78,36 @@ def solve(p: Tensor, k: Tensor) -> Tensor:
 
 
 def covariance_solve(counts: subsets.Counts, r: Tensor) -> Tensor:
-    """The v with Cov(x) v = r and Σv = 0, by conjugate gradients; items that are certain have v = 0."""
+    """The v with Cov(x) v = r and Σv = 0, by conjugate gradients; items that are certain have v = 0.
+
+    Cov is singular along 1: residuals are kept to sum to 0, and a row rests once it is solved to rounding.
+    """
     spread = counts.p * (1 - counts.p)
     is_open = spread > 0
-    r = torch.where(is_open, r, 0.0)
-    r = r - spread * r.sum(-1, keepdim=True) / spread.sum(-1, keepdim=True).clamp(min=1e-300)
+    share = spread / spread.sum(-1, keepdim=True).clamp(min=1e-300)
     scale = torch.where(is_open, 1 / torch.where(is_open, spread, 1.0), 0.0)
+
+    def balanced(t: Tensor) -> Tensor:
+        t = torch.where(is_open, t, 0.0)
+        return t - share * t.sum(-1, keepdim=True)
+
+    r = balanced(r)
     v = torch.zeros_like(r)
-    direction = y = scale * r
-    power = start = (r * y).sum(-1, keepdim=True)
+    direction = scale * r
+    power = start = (r * direction).sum(-1, keepdim=True)
+    is_live = power > 0
     for _ in range(INNER_STEPS):
-        if not (power > 1e-30 * start).any():
+        if not is_live.any():
             break
         image = subsets.covariance_product(counts, direction)
         curvature = (direction * image).sum(-1, keepdim=True)
-        is_live = curvature > 0
+        is_live = is_live & (curvature > 0)
         size = torch.where(is_live, power / torch.where(is_live, curvature, 1.0), 0.0)
         v = v + size * direction
-        r = r - size * image
+        r = balanced(r - size * image)
         y = scale * r
         next_power = (r * y).sum(-1, keepdim=True)
-        ratio = torch.where(power > 0, next_power / torch.where(power > 0, power, 1.0), 0.0)
+        is_live = is_live & (next_power > 1e-29 * start)
+        ratio = torch.where(is_live, next_power / torch.where(is_live, power, 1.0), 0.0)
         direction, power = y + ratio * direction, next_power
     return torch.where(is_open, v - v.sum(-1, keepdim=True) / is_open.sum(-1, keepdim=True).clamp(min=1), 0.0)

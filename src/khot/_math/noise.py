@@ -34,6 +34,18 @@ def uniform(seed: Tensor, stream: int, count: int) -> Tensor:
     return unit(bits(stream_key(seed, stream), count))
 
 
+def row_keys(seed: Tensor, draws: int, rows: int, is_paired: bool) -> Tensor:
+    """A key for each draw of each row, (draws · rows); the same one for both draws of a pair."""
+    if not is_paired:
+        return bits(seed, draws * rows)
+    return bits(seed, draws // 2 * rows).view(-1, 1, rows).expand(-1, 2, -1).flatten()
+
+
+def is_second(draws: int, rows: int, device: torch.device) -> Tensor:
+    """Whether a draw of a row is the second of its pair, (draws · rows)."""
+    return (torch.arange(draws, device=device) % 2 == 1).repeat_interleave(rows)
+
+
 def stream_key(seed: Tensor, stream: int) -> Tensor:
     """The key of one of the independent streams under a seed."""
     return mixed(seed ^ _signed(stream * GOLDEN & (2**64 - 1)))

@@ -82,11 +82,13 @@ def _define_sampler(name: str, signature: str, kernel: Callable[..., Any]) -> Ca
 # p (rows, n), whether the size is whole (rows), seed (), order (rows or 1, n) or None → (draws · rows, n)
 pivotal = _define_sampler(
     "pivotal",
-    "(Tensor p, Tensor is_whole, Tensor seed, Tensor? order, bool is_random, int draws) -> Tensor",
+    "(Tensor p, Tensor is_whole, Tensor seed, Tensor? order, bool is_random, int draws, bool is_paired) -> Tensor",
     _pivotal.draw,
 )
 # p (rows, n), k (rows), seed () → (draws · rows, n)
-systematic = _define_sampler("systematic", "(Tensor p, Tensor k, Tensor seed, int draws) -> Tensor", _systematic.draw)
+systematic = _define_sampler(
+    "systematic", "(Tensor p, Tensor k, Tensor seed, int draws, bool is_paired) -> Tensor", _systematic.draw
+)
 # keys (…) → (…, n)
 order = _define_sampler("order", "(Tensor keys, int n) -> Tensor", noise.order)
 # seed () → (count,) float64

@@ -70,14 +70,17 @@ def sample(p: Tensor, root: Tensor, uniforms: Tensor) -> Tensor:
     return value.expand(p.shape)
 
 
-def draw(p: Tensor, is_whole: Tensor, seed: Tensor, order: Tensor | None, is_random: bool, draws: int) -> Tensor:
+def draw(
+    p: Tensor, is_whole: Tensor, seed: Tensor, order: Tensor | None, is_random: bool, draws: int, is_paired: bool
+) -> Tensor:
     """`draws` samples of each row of `p` (rows, n) → (draws · rows, n) in the dtype of `p`.
 
     Row r throws the coins of its own key, the last one for a size that is not whole. The leaves are in the `order`
-    given (rows or 1, n), in a random one of the row's own, or as they come.
+    given (rows or 1, n), in a random one of the row's own, or as they come. The second of a pair has the order of the
+    first, and the opposite of its coins.
     """
     rows, n = p.shape
-    keys = noise.bits(seed, draws * rows)
+    keys = noise.row_keys(seed, draws, rows, is_paired)
     leaves = p.to(torch.float64).clamp(0, 1).repeat(draws, 1)
     if is_random:
         order = noise.order(noise.stream_key(keys, 1), n)
@@ -86,6 +89,9 @@ def draw(p: Tensor, is_whole: Tensor, seed: Tensor, order: Tensor | None, is_ran
     if order is not None:
         leaves = leaves.gather(-1, order)
     uniforms = noise.unit(noise.bits(noise.stream_key(keys, 2), coins(n) + 1))
+    if is_paired:
+        opposite = (1 - noise.UNIT) - uniforms
+        uniforms = torch.where(noise.is_second(draws, rows, p.device)[:, None], opposite, uniforms)
     root = torch.where(is_whole.repeat(draws), 0.5, 1 - uniforms[:, -1])
     result = sample(leaves, root, uniforms[:, :-1]).to(p.dtype)
     return result if order is None else torch.empty_like(result).scatter_(-1, order, result)

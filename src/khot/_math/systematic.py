@@ -37,11 +37,17 @@ def quantised(p: Tensor, k: Tensor) -> Tensor:
     return w + share.diff(prepend=torch.zeros_like(share[..., :1]))
 
 
-def draw(p: Tensor, k: Tensor, seed: Tensor, draws: int) -> Tensor:
-    """`draws` samples of each row of `p` (rows, n) → (draws · rows, n) in the dtype of `p`."""
+def draw(p: Tensor, k: Tensor, seed: Tensor, draws: int, is_paired: bool) -> Tensor:
+    """`draws` samples of each row of `p` (rows, n) → (draws · rows, n) in the dtype of `p`.
+
+    The second of a pair begins half a turn after the first.
+    """
     rows, n = p.shape
     shift = places(n)
-    u = noise.bits(seed, draws * rows).view(draws, rows, 1) & ((1 << shift) - 1)
+    u = noise.row_keys(seed, draws, rows, is_paired)
+    if is_paired:
+        u = u + noise.is_second(draws, rows, p.device).to(torch.int64) * (1 << (shift - 1))
+    u = u.view(draws, rows, 1) & ((1 << shift) - 1)
     passed = (quantised(p, k).cumsum(-1) + u) >> shift
     return passed.diff(prepend=torch.zeros_like(passed[..., :1])).to(p.dtype).view(draws * rows, n)
 

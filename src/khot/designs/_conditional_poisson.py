@@ -53,12 +53,17 @@ class ConditionalPoisson(Design):
         """The inclusion probabilities, (*batch, n)."""
         return self._given if self._is_probs else marginals(self._theta, self._sizes).to(self._given.dtype)
 
-    @cached_property
+    @property
     def _theta(self) -> Tensor:
-        """θ in float64."""
+        """θ in float64, differentiable in the parameter."""
         if self._is_probs:
-            return natural_parameters(self._balanced, self._sizes)
+            return natural_parameters(self._balanced, self._sizes, self._solution)
         return self._given.to(torch.float64)
+
+    @cached_property
+    def _solution(self) -> Tensor:
+        """θ for the probabilities given: a number, with nothing of autograd that a first backward would free."""
+        return natural.solve(self._balanced.detach(), self._sizes)
 
     @property
     def _target(self) -> Tensor:
@@ -67,8 +72,8 @@ class ConditionalPoisson(Design):
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Self:
         """The same design over a larger batch."""
         new = super().expand(batch_shape, _instance)
-        if "_theta" in self.__dict__:  # what was solved need not be again
-            new._theta = self._theta.expand(*batch_shape, -1)
+        if "_solution" in self.__dict__:  # what was solved need not be again
+            new._solution = self._solution.expand(*batch_shape, -1)
         return new
 
     def joint_probs(self) -> Tensor:

@@ -67,6 +67,12 @@ class Design(Distribution):
         """`draws` samples of every row, (draws, rows, n), in the dtype of the parameter."""
         raise NotImplementedError
 
+    def _draw_pairs(self, draws: int, seed: Tensor) -> Tensor:
+        """As `_draw`, in opposite pairs."""
+        raise NotImplementedError(
+            f"`{type(self).__name__}` has no antithetic samples; `Pivotal` and `Systematic` have."
+        )
+
     def _log_prob(self, value: Tensor) -> Tensor:
         """The log-probability of k-hot values that broadcast with (*batch, n), in float64."""
         raise NotImplementedError(
@@ -75,6 +81,11 @@ class Design(Distribution):
         )
 
     # Parameters ------------------------------------------------------------------------------------------------------
+
+    @property
+    def parameter(self) -> Tensor:
+        """What the design was made from, `probs` or `logits`, over the whole batch; (*batch, n)."""
+        return self._given
 
     @property
     def probs(self) -> Tensor:
@@ -123,20 +134,36 @@ class Design(Distribution):
         new._batch_shape = shape
         return new
 
+    def _detached(self) -> Self:
+        """The same design with a parameter of its own, a leaf that takes gradients."""
+        new = self.expand(self._batch_shape)
+        new._given = self._given.detach().requires_grad_()
+        return new
+
     # Drawing ---------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def sample(self, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
+    def sample(
+        self,
+        sample_shape: Sequence[int] = (),
+        *,
+        generator: torch.Generator | None = None,
+        antithetic: bool = False,
+    ) -> Tensor:
         """Independent k-hot samples, (*sample_shape, *batch, n), in the dtype of the parameter.
 
         One number is taken from the `generator` (torch's own if None): the same state gives the same bits, at any
-        number of threads.
+        number of threads. With `antithetic` (`Pivotal` and `Systematic`), samples 2j and 2j + 1 are an opposite pair:
+        each by itself has the same law, and the mean of both varies less.
         """
         shape = torch.Size(sample_shape) + self._given.shape
         if shape.numel() == 0:
             return self._given.new_zeros(shape)
         draws = torch.Size(sample_shape).numel()
-        return self._draw(draws, noise.seed(generator, self._given.device)).view(shape)
+        seed = noise.seed(generator, self._given.device)
+        if antithetic:
+            _check.even("the number of samples", draws)
+        return (self._draw_pairs(draws, seed) if antithetic else self._draw(draws, seed)).view(shape)
 
     def sample_indices(self, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
         """The same samples as indices, (*sample_shape, *batch, k), rising; rows with fewer are filled up with −1."""

@@ -23,9 +23,9 @@ def marginals(theta: Tensor, k: Tensor) -> Tensor:
     return result
 
 
-def natural_parameters(p: Tensor, k: Tensor) -> Tensor:
-    """θ whose marginals are p; (…, n) float64."""
-    result: Tensor = _Solve.apply(p, k)
+def natural_parameters(p: Tensor, k: Tensor, theta: Tensor) -> Tensor:
+    """θ whose marginals are p, found before, as a function of p; (…, n) float64."""
+    result: Tensor = _Solved.apply(p, k, theta)
     return result
 
 
@@ -73,15 +73,14 @@ class _Marginals(torch.autograd.Function):
         return natural.covariance_product(theta, k, tangent)
 
 
-class _Solve(torch.autograd.Function):
+class _Solved(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, p: Tensor, k: Tensor) -> Tensor:
-        theta = natural.solve(p, k)
+    def forward(ctx: Any, p: Tensor, k: Tensor, theta: Tensor) -> Tensor:
         ctx.save_for_backward(theta, k)
-        return theta
+        return theta.clone()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
         theta, k = ctx.saved_tensors
-        return natural.covariance_solve(subsets.counts(natural.tilt(theta, k)[0], k), g), None
+        return natural.covariance_solve(subsets.counts(natural.tilt(theta, k)[0], k), g), None, None

@@ -86,14 +86,19 @@ class Pivotal(Design):
         weights = self._ordered(weights.to(torch.float64).expand(leaves.shape))
         return pivotal.variance_of_sum(leaves, weights).to(self._given.dtype)
 
-    def _draw(self, draws: int, seed: Tensor) -> Tensor:
+    def _draw(self, draws: int, seed: Tensor, is_paired: bool = False) -> Tensor:
         n = self._event_shape[0]
         p = (self._given if self._is_probs else self._target).detach().reshape(-1, n)
         order = None if self._permutation is None else self._permutation.reshape(-1, n)
         if self.order == "shared":
             order = ops.order(noise.stream_key(seed, 1)[None], n)
-        sample: Tensor = ops.pivotal(p, self._is_whole().reshape(-1), seed, order, self.order == "random", draws)
+        sample: Tensor = ops.pivotal(
+            p, self._is_whole().reshape(-1), seed, order, self.order == "random", draws, is_paired
+        )
         return sample.to(self._given.dtype)
+
+    def _draw_pairs(self, draws: int, seed: Tensor) -> Tensor:
+        return self._draw(draws, seed, is_paired=True)
 
     def _log_prob(self, value: Tensor) -> Tensor:
         leaves = self._leaves()

@@ -35,10 +35,13 @@ class Systematic(Design):
         """The joint inclusion probabilities, (*batch, n, n), exactly; in O(n³) operations and O(n²) memory."""
         return systematic.joint(self._target, self._sizes).to(self._given.dtype)
 
-    def _draw(self, draws: int, seed: Tensor) -> Tensor:
+    def _draw(self, draws: int, seed: Tensor, is_paired: bool = False) -> Tensor:
         p = (self._given if self._is_probs else self._target).detach().reshape(-1, self._event_shape[0])
-        sample: Tensor = ops.systematic(p, self._sizes.reshape(-1), seed, draws)
+        sample: Tensor = ops.systematic(p, self._sizes.reshape(-1), seed, draws, is_paired)
         return sample.to(self._given.dtype)
+
+    def _draw_pairs(self, draws: int, seed: Tensor) -> Tensor:
+        return self._draw(draws, seed, is_paired=True)
 
     def _log_prob(self, value: Tensor) -> Tensor:
         target = self._target

@@ -32,10 +32,10 @@ _SIGNATURES = {
     "khot_hard_topk_": (*_ROWS, *_COLUMN, *_MASK, _INT, _INT, _POINTER),
     # y, g, T, threads, path, cdf, dx, dk
     "khot_topk_pull_": (_POINTER, *_ROWS, *_COLUMN, _INT, _INT, _INT, _POINTER, _POINTER),
-    # p, is_whole, seed, order, is_random, stride of the order's rows, draws, threads, out
-    "khot_pivotal_": (*_ROWS, _POINTER, _LONG, _POINTER, _INT, _LONG, _LONG, _INT, _POINTER),
-    # p, k, seed, draws, threads, out
-    "khot_systematic_": (*_ROWS, _POINTER, _LONG, _LONG, _INT, _POINTER),
+    # p, is_whole, seed, order, is_random, stride of the order's rows, draws, is_paired, threads, out
+    "khot_pivotal_": (*_ROWS, _POINTER, _LONG, _POINTER, _INT, _LONG, _LONG, _INT, _INT, _POINTER),
+    # p, k, seed, draws, is_paired, threads, out
+    "khot_systematic_": (*_ROWS, _POINTER, _LONG, _LONG, _INT, _INT, _POINTER),
 }
 _CDFS = {SIGMOID: 0, LAPLACE: 1, EUCLIDEAN: 2}  # khot::Cdf in native/kernels.h
 _NAMES = {torch.float32: "float", torch.float64: "double"}
@@ -226,7 +226,9 @@ def hard_topk(x: Tensor, k: Tensor, mask: Tensor | None, path: int = WIDE) -> Te
     return out
 
 
-def pivotal(p: Tensor, is_whole: Tensor, seed: Tensor, order: Tensor | None, is_random: bool, draws: int) -> Tensor:
+def pivotal(
+    p: Tensor, is_whole: Tensor, seed: Tensor, order: Tensor | None, is_random: bool, draws: int, is_paired: bool
+) -> Tensor:
     """As `_math.pivotal.draw`."""
     p, is_whole = _sampled(p).contiguous(), is_whole.contiguous()
     out = p.new_empty(draws * p.shape[0], p.shape[1])
@@ -240,18 +242,19 @@ def pivotal(p: Tensor, is_whole: Tensor, seed: Tensor, order: Tensor | None, is_
         is_random,
         0 if order is None or len(order) == 1 else p.shape[1],
         draws,
+        is_paired,
         torch.get_num_threads(),
         out.data_ptr(),
     )
     return out
 
 
-def systematic(p: Tensor, k: Tensor, seed: Tensor, draws: int) -> Tensor:
+def systematic(p: Tensor, k: Tensor, seed: Tensor, draws: int, is_paired: bool) -> Tensor:
     """As `_math.systematic.draw`."""
     p, k = _sampled(p).contiguous(), k.contiguous()
     out = p.new_empty(draws * p.shape[0], p.shape[1])
     _FUNCTIONS["khot_systematic_", p.dtype](
-        p.data_ptr(), *p.shape, k.data_ptr(), int(seed), draws, torch.get_num_threads(), out.data_ptr()
+        p.data_ptr(), *p.shape, k.data_ptr(), int(seed), draws, is_paired, torch.get_num_threads(), out.data_ptr()
     )
     return out
 

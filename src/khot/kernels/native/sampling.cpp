@@ -22,6 +22,11 @@ inline uint64_t word_at(uint64_t key, int64_t place) { return mixed(key + (uint6
 inline uint64_t stream_key(uint64_t seed, uint64_t stream) { return mixed(seed ^ stream * kGolden); }
 inline double unit(uint64_t word) { return (double)(int64_t)(word >> 11) * 0x1p-53; }
 
+// The key of draw d of a row; both draws of a pair have the same.
+inline uint64_t row_key(int64_t seed, int64_t d, int64_t rows, int64_t row, bool is_paired) {
+  return word_at((uint64_t)seed, (is_paired ? d / 2 : d) * rows + row);
+}
+
 inline int bit_length(uint64_t value) { return value ? 64 - __builtin_clzll(value) : 0; }
 inline double inside_unit(double p) { return p > 0 ? (p < 1 ? p : 1) : 0; }
 
@@ -127,14 +132,18 @@ constexpr int64_t kAhead = 32;  // so many leaves ahead, the memory of a random 
 
 // One sample along the tree whose leaf i is the item place(i).
 template <bool Scattered, class T, class Place>
-void pivotal_tree(const T* p, int64_t n, bool is_whole, uint64_t key, double* residual, uint8_t* duels, uint8_t* value, T* out, Place place) {
+void pivotal_tree(const T* p, int64_t n, bool is_whole, uint64_t key, bool is_opposite, double* residual, uint8_t* duels, uint8_t* value, T* out, Place place) {
+  const auto coin = [=](int64_t place) {
+    const double u = unit(word_at(key, place));
+    return is_opposite ? (1 - 0x1p-53) - u : u;
+  };
   const auto leaf = [=](int64_t i) { return inside_unit((double)p[place(i)]); };
   int64_t coins = 0, size = n;
   if (n == 1) residual[0] = leaf(0);
   while (size > 1) {
     const int64_t half = size / 2, next = (size + 1) / 2;
     const auto meet = [&](int64_t i, double a, double b) {
-      const Duel d = duel(a, b, unit(word_at(key, coins + i)));
+      const Duel d = duel(a, b, coin(coins + i));
       residual[i] = d.residual;
       duels[coins + i] = d.result;
     };
@@ -154,7 +163,7 @@ void pivotal_tree(const T* p, int64_t n, bool is_whole, uint64_t key, double* re
     coins += next;
     size = next;
   }
-  value[0] = residual[0] >= (is_whole ? 0.5 : 1 - unit(word_at(key, coins)));
+  value[0] = residual[0] >= (is_whole ? 0.5 : 1 - coin(coins));
   // Down again: the number of nodes of each level follows from n, so it is found by halving as often as needed.
   int levels = 0;
   for (int64_t m = n; m > 1; m = (m + 1) / 2) ++levels;
@@ -184,14 +193,15 @@ void pivotal_tree(const T* p, int64_t n, bool is_whole, uint64_t key, double* re
 
 template <class T>
 void pivotal(const T* p, int64_t rows, int64_t n, const uint8_t* is_whole, int64_t seed, const int64_t* order, int is_random,
-             int64_t order_stride, int64_t draws, int threads, T* out) {
+             int64_t order_stride, int64_t draws, bool is_paired, int threads, T* out) {
   for_rows(draws * rows, n, threads, [&](int64_t r, int) {
-    const int64_t row = r % rows;
-    const uint64_t key = word_at((uint64_t)seed, r);
+    const int64_t row = r % rows, d = r / rows;
+    const uint64_t key = row_key(seed, d, rows, row, is_paired);
+    const bool is_opposite = is_paired && d % 2;
     Scratch<double> residual(n);
     Scratch<uint8_t> duels(n + 64), value(n + 2);
     const auto along = [&](auto is_scattered, auto place) {
-      pivotal_tree<is_scattered.value>(p + row * n, n, is_whole[row] != 0, stream_key(key, 2), residual.data(), duels.data(), value.data(), out + r * n, place);
+      pivotal_tree<is_scattered.value>(p + row * n, n, is_whole[row] != 0, stream_key(key, 2), is_opposite, residual.data(), duels.data(), value.data(), out + r * n, place);
     };
     if (is_random) {
       Scratch<uint64_t> words(n), spare(n);
@@ -207,7 +217,7 @@ void pivotal(const T* p, int64_t rows, int64_t n, const uint8_t* is_whole, int64
 }
 
 template <class T>
-void systematic(const T* p, int64_t rows, int64_t n, const double* k, int64_t seed, int64_t draws, int threads, T* out) {
+void systematic(const T* p, int64_t rows, int64_t n, const double* k, int64_t seed, int64_t draws, bool is_paired, int threads, T* out) {
   const int shift = std::min(52, 62 - bit_length((uint64_t)n));
   const int64_t one = (int64_t)1 << shift;
   const auto scale = (double)one;
@@ -227,7 +237,8 @@ void systematic(const T* p, int64_t rows, int64_t n, const double* k, int64_t se
       const double factor = (double)lack / (total > 0 ? total : 1);
       for (int64_t d = 0; d < draws; ++d) {
         T* chosen = out + (d * rows + row) * n;
-        int64_t running = (int64_t)(word_at((uint64_t)seed, d * rows + row) & (uint64_t)(one - 1)), passed = 0, given = 0;
+        const uint64_t turn = is_paired && d % 2 ? (uint64_t)one / 2 : 0;
+        int64_t running = (int64_t)((row_key(seed, d, rows, row, is_paired) + turn) & (uint64_t)(one - 1)), passed = 0, given = 0;
         double measure = 0;
         for (int64_t i = 0; i < n; ++i) {
           const double x = inside_unit((double)items[i]);
@@ -258,16 +269,16 @@ void systematic(const T* p, int64_t rows, int64_t n, const double* k, int64_t se
 
 #define KHOT_PIVOTAL(NAME, T)                                                                                              \
   KHOT_API void NAME(const T* p, int64_t rows, int64_t n, const uint8_t* is_whole, int64_t seed, const int64_t* order,      \
-                     int is_random, int64_t order_stride, int64_t draws, int threads, T* out) {                             \
-    pivotal(p, rows, n, is_whole, seed, order, is_random, order_stride, draws, threads, out);                               \
+                     int is_random, int64_t order_stride, int64_t draws, int is_paired, int threads, T* out) {              \
+    pivotal(p, rows, n, is_whole, seed, order, is_random, order_stride, draws, is_paired, threads, out);                    \
   }
 KHOT_PIVOTAL(khot_pivotal_float, float)
 KHOT_PIVOTAL(khot_pivotal_double, double)
 
 #define KHOT_SYSTEMATIC(NAME, T)                                                                                        \
-  KHOT_API void NAME(const T* p, int64_t rows, int64_t n, const double* k, int64_t seed, int64_t draws, int threads,     \
-                     T* out) {                                                                                           \
-    systematic(p, rows, n, k, seed, draws, threads, out);                                                                \
+  KHOT_API void NAME(const T* p, int64_t rows, int64_t n, const double* k, int64_t seed, int64_t draws, int is_paired,   \
+                     int threads, T* out) {                                                                              \
+    systematic(p, rows, n, k, seed, draws, is_paired, threads, out);                                                     \
   }
 KHOT_SYSTEMATIC(khot_systematic_float, float)
 KHOT_SYSTEMATIC(khot_systematic_double, double)
