@@ -10,6 +10,7 @@ from . import cdfs, ops, subsets
 
 STEPS, INNER_STEPS = 100, 60
 TOLERANCE = 1e-13
+NEARLY_CERTAIN = 1e-12
 
 
 def tilt(theta: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,26 +53,25 @@ def covariance_product(theta: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def solve(p: Tensor, k: Tensor) -> Tensor:
     """θ such that the marginals are p, with Σσ(θ) = k; ±inf where p is 0 or 1.
 
-    The odds of item i are e^θ times P(others: k − 1)/P(others: k); θ ← logit p − log of that ratio contracts by
-    about 1/Σp(1 − p). Where it does not by 4, a Newton step is taken instead.
+    The odds of item i are e^θ times P(others: k − 1)/P(others: k). To add what the logits of the marginals lack
+    contracts by about 1/Σp(1 − p); where it does not by 4, the step is Newton's, for those same logits, which are
+    nearly linear in θ however close to 0 or 1 the marginals are.
     """
     goal = torch.logit(p)
     is_open = goal.isfinite()
-    theta, last = goal, torch.full((), torch.inf, device=p.device)
+    theta, last, is_newton = goal, torch.full((), torch.inf, device=p.device), False
     for _ in range(STEPS):
         z, _ = tilt(theta, k)
         counts = subsets.counts(z, k)
         less, same = subsets.without(counts)
-        step = torch.where(is_open, goal - z - (less / same).log(), 0.0)
-        spread = p * (1 - p)
-        step = step - (spread * step).sum(-1, keepdim=True) / spread.sum(-1, keepdim=True).clamp(min=1e-300)
-        error = step.abs().max() if step.numel() else last
-        if not error > TOLERANCE:
+        lack = torch.where(is_open, goal - z - (less / same).log(), 0.0)
+        spread = counts.p * less * (1 - counts.p) * same
+        lack = lack - (spread * lack).sum(-1, keepdim=True) / spread.sum(-1, keepdim=True).clamp(min=1e-300)
+        error = lack.abs().max() if lack.numel() else last
+        if not error > TOLERANCE or (is_newton and error > last / 2 and error < 1e-9):  # solved, or to rounding
             break
-        if error > last / 4:
-            step = covariance_solve(counts, p - subsets.marginals(counts))
-        if error > last / 2 and error < 1e-9:  # rounding
-            break
+        is_newton = bool(error > last / 4)
+        step = covariance_solve(counts, spread * lack) if is_newton else lack
         last = error
         theta = torch.where(is_open, z + step, goal)
     return torch.where(is_open, tilt(theta, k)[0], goal)
@@ -80,12 +80,16 @@ def solve(p: Tensor, k: Tensor) -> Tensor:
 def covariance_solve(counts: subsets.Counts, r: Tensor) -> Tensor:
     """The v with Cov(x) v = r and Σv = 0, by conjugate gradients; items that are certain have v = 0.
 
-    Cov is singular along 1: residuals are kept to sum to 0, and a row rests once it is solved to rounding.
+    Cov is singular along 1: residuals are kept to sum to 0, and a row rests once it is solved to rounding. Items that
+    are certain but for 1e-12 move by themselves: what joins them to others is below the rounding of Cov v.
     """
-    spread = counts.p * (1 - counts.p)
-    is_open = spread > 0
-    share = spread / spread.sum(-1, keepdim=True).clamp(min=1e-300)
-    scale = torch.where(is_open, 1 / torch.where(is_open, spread, 1.0), 0.0)
+    less, same = subsets.without(counts)
+    spread = counts.p * less * (1 - counts.p) * same
+    is_open = spread > NEARLY_CERTAIN
+    scale = torch.where(spread > 0, 1 / torch.where(spread > 0, spread, 1.0), 0.0)
+    alone = torch.where(is_open, 0.0, scale * r)
+    share = torch.where(is_open, spread, 0.0)
+    share = share / share.sum(-1, keepdim=True).clamp(min=1e-300)
 
     def balanced(t: Tensor) -> Tensor:
         t = torch.where(is_open, t, 0.0)
@@ -93,7 +97,7 @@ def covariance_solve(counts: subsets.Counts, r: Tensor) -> Tensor:
 
     r = balanced(r)
     v = torch.zeros_like(r)
-    direction = scale * r
+    direction = scale * r  # r is 0 where it is not open
     power = start = (r * direction).sum(-1, keepdim=True)
     is_live = power > 0
     for _ in range(INNER_STEPS):
@@ -110,4 +114,4 @@ def covariance_solve(counts: subsets.Counts, r: Tensor) -> Tensor:
         is_live = is_live & (next_power > 1e-29 * start)
         ratio = torch.where(is_live, next_power / torch.where(is_live, power, 1.0), 0.0)
         direction, power = y + ratio * direction, next_power
-    return torch.where(is_open, v - v.sum(-1, keepdim=True) / is_open.sum(-1, keepdim=True).clamp(min=1), 0.0)
+    return torch.where(is_open, v - v.sum(-1, keepdim=True) / is_open.sum(-1, keepdim=True).clamp(min=1), alone)
