@@ -14,19 +14,24 @@ PUBLIC = {
         *("log_sigmoid_topk", "threshold", "hard_topk", "straight_through", "ordered_topk", "soft_topk"),
         *("successive_halving_topk", "iterative_topk"),
         *("khot_cross_entropy", "precision_at_k_loss", "recall_at_k_loss"),
+        *("sample_khot", "sample_relaxed_khot", "horvitz_thompson", "horvitz_thompson_variance"),
+    },
+    "khot.designs": {
+        *("Design", "Pivotal", "Systematic", "ConditionalPoisson", "Sampford", "Brewer", "Pareto", "PlackettLuce"),
+        *("KHotStraightThrough", "RelaxedKHot"),
     },
     "khot.nn": {"SigmoidTopK"},
     "khot.constraints": {"capped_simplex", "k_hot"},
-    "khot.testing": {"check_relaxation"},
+    "khot.testing": {"check_relaxation", "check_design"},
 }
 
 
 def test_public_names():
     public = {name for name, v in vars(khot).items() if not name.startswith("_") and not isinstance(v, ModuleType)}
     assert public == PUBLIC["khot"] == set(khot.__all__)
-    for room in ("boosts", "constraints", "kernels", "metrics", "nn", "testing"):
+    for room in ("boosts", "constraints", "designs", "kernels", "metrics", "nn", "testing"):
         assert isinstance(getattr(khot, room), ModuleType)
-    for room in ("nn", "testing"):
+    for room in ("designs", "nn", "testing"):
         module = getattr(khot, room)
         assert {n for n, v in vars(module).items() if not n.startswith("_") and callable(v)} == PUBLIC[f"khot.{room}"]
 

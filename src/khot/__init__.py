@@ -3,6 +3,7 @@
 from . import boosts as boosts
 from . import constraints as constraints
 from . import designs as designs
+from . import estimators as estimators
 from . import kernels as kernels
 from . import metrics as metrics
 from . import nn as nn

@@ -242,12 +242,12 @@ def losses(value: Any, x: Tensor) -> None:
         )
 
 
-def baseline(value: Any, batch: torch.Size) -> None:
-    """Raise unless `value` is a number or broadcasts to the batch."""
+def baseline(name: str, value: Any, shape: torch.Size) -> None:
+    """Raise unless `value` is a number or broadcasts to the shape."""
     if isinstance(value, Tensor):
-        _broadcasts("baseline", value, tuple(batch), "the batch of the design")
+        _broadcasts(name, value, tuple(shape), "the design's shape")
     else:
-        _number("baseline", value)
+        _number(name, value)
 
 
 def feasible(soft: Tensor, dim: int) -> None:

@@ -244,4 +244,6 @@ class Design(Distribution):
 
     def __repr__(self) -> str:
         shape = f"batch_shape={tuple(self._batch_shape)}, n={self._event_shape[0]}"
-        return f"{type(self).__name__}({shape}, k={self.k if not isinstance(self.k, Tensor) else 'per row'})"
+        k = self._sizes
+        is_one = k.numel() > 0 and bool((k == k.flatten()[0]).all())
+        return f"{type(self).__name__}({shape}, k={f'{float(k.flatten()[0]):g}' if is_one else 'per row'})"

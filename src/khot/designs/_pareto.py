@@ -12,8 +12,9 @@ from ._design import Design
 class Pareto(Design):
     """k-hot samples with *approximately* the inclusion probabilities asked for, from logistic noise and a top-k.
 
-    The k greatest `logit π + noise`. As cheap as Gumbel top-k and far closer: the error is O(1/Σπ(1 − π)), some 0.01
-    with six items and 0.0001 with a thousand. `mean` is what is sampled, `probs` what was asked for.
+    The k greatest `logit π + noise`. As cheap as Gumbel top-k, and far closer: with more items the error falls as
+    1/(Σπ(1 − π))², from 0.013 with six to some 4e-6 with a thousand. `mean` is what is sampled, `probs` what was
+    asked for.
 
     Args:
         probs: the inclusion probabilities wanted, (…, n), that sum to k. Items at 0 are never drawn, at 1 always.

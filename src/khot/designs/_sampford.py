@@ -11,7 +11,7 @@ from ._natural import log_normaliser, marginals
 
 
 class Sampford(Design):
-    """k-hot samples with exactly the inclusion probabilities asked for, within 0.001 nats of the greatest entropy.
+    """k-hot samples with exactly the inclusion probabilities asked for, within 0.003 nats of the greatest entropy.
 
     `p(x) ∝ Π_{x_i = 1} π_i/(1 − π_i) · Σ x_i (1 − π_i)`. Samples of `Pareto` are drawn, and nearly all accepted.
 

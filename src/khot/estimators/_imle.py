@@ -38,8 +38,8 @@ class AdaptiveStep:
 
     def step(self, theta: Tensor, slope: Tensor) -> Tensor:
         """λ, a number in a tensor."""
-        norm = slope.norm()
-        return torch.where(norm > 0, self.strength * theta.norm() / torch.where(norm > 0, norm, 1.0), 1.0)
+        size, norm = (torch.where(t.norm() > 0, t.norm(), 1.0) for t in (theta, slope))
+        return self.strength * size / norm
 
     def update(self, gradient: Tensor) -> None:
         """Learn from a gradient, (…, n)."""
@@ -79,7 +79,7 @@ def imle(
         >>> y
         tensor([1., 1., 0., 0.], grad_fn=<_ImleBackward>)
         >>> torch.autograd.grad(y[0], x)
-        (tensor([ 0.1000,  0.0000, -0.1000,  0.0000]),)
+        (tensor([ 0.1000,  0.0000,  0.0000, -0.1000]),)
 
     Reference: Niepert, Minervini and Franceschi, "Implicit MLE" (2021).
     """

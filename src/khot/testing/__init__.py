@@ -1,4 +1,5 @@
 """The shipped checks: what khot's own tests run, for third parties to run on their own functions and designs."""
 
 from ._design import check_design as check_design
+from ._estimator import check_estimator as check_estimator
 from ._relaxation import check_relaxation as check_relaxation

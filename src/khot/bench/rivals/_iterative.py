@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..._math import successive
+
 
 def goyal(x: Tensor, k: float, *, alpha: float = 1.0) -> Tensor:
     """k softmaxes, each peaked at the greatest score that is left.
@@ -39,11 +41,4 @@ def xie_ermon(x: Tensor, k: float, *, tau: float = 1.0) -> Tensor:
         k: a whole number, 1 ≤ k ≤ n.
         tau: temperature.
     """
-    tiny = torch.finfo(x.dtype).tiny
-    chosen = (x / tau).softmax(-1)
-    total = chosen
-    for _ in range(int(k) - 1):
-        x = x + (1 - chosen).clamp(min=tiny).log()
-        chosen = (x / tau).softmax(-1)
-        total = total + chosen
-    return total
+    return successive.softmaxes(x, int(k), tau)

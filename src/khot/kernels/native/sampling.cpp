@@ -28,7 +28,10 @@ inline uint64_t row_key(int64_t seed, int64_t d, int64_t rows, int64_t row, bool
 }
 
 inline int bit_length(uint64_t value) { return value ? 64 - __builtin_clzll(value) : 0; }
-inline double inside_unit(double p) { return p > 0 ? (p < 1 ? p : 1) : 0; }
+inline double inside_unit(double p) {
+  p = p > 0 ? p : 0;  // NaN too: each line is one instruction
+  return p < 1 ? p : 1;
+}
 
 // The whole number next to a value in [0, 2^52], ties to even; the standard functions are calls on older processors. Between
 // 2^52 and 2^53 doubles are the whole numbers, in the order of their bits.

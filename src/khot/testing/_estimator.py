@@ -1,0 +1,100 @@
+"""`check_estimator`: the bias of a gradient estimator, by enumeration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..designs import ConditionalPoisson, Design
+from ..estimators._exact import estimates, exact_gradient, prescribe, takes_objective
+
+EXACT = 1e-10
+MOST_TUPLES = 200_000
+ALPHA = 1e-6
+"""The chance that a right estimator fails where its samples cannot be set, at the fixed seed or not at all."""
+
+
+def objectives(n: int) -> dict[str, tuple[int, Callable[[Tensor], Tensor]]]:
+    """Test objectives (…, n) → (…) by name, each with its degree (0: none)."""
+    g = torch.Generator().manual_seed(0)
+    slope = torch.randn(n, dtype=torch.float64, generator=g)
+    square = torch.randn(n, n, dtype=torch.float64, generator=g)
+    first, second = (torch.randn(*shape, dtype=torch.float64, generator=g) for shape in ((n, 8), (8,)))
+    return {
+        "affine": (1, lambda x: x @ slope + 0.7),
+        "quadratic": (2, lambda x: ((x @ square) * x).sum(-1) + x @ slope),
+        "tanh network": (0, lambda x: torch.tanh(x @ first) @ second),
+    }
+
+
+def check_estimator(
+    estimator: Callable[..., Tensor],
+    *,
+    design: Design | None = None,
+    degree: int | None = None,
+    num_samples: int = 2,
+    draws: int = 100_000,
+) -> None:
+    """Raise AssertionError unless the mean of an estimator is the gradient of E[f(x)].
+
+    The mean is taken over all subsets (pairs of them, if it draws two), which are set in place of the design's samples:
+    no chance is left, and a bias of 1e-10 is found. An estimator that does not draw by `design.sample` is averaged over
+    `draws` of its own instead, and fails if it is off by 4.9 standard errors.
+
+    Args:
+        estimator: either `(design, fn, *, num_samples, generator)` → a scalar whose gradient is the estimate, or
+            `(design, sample_shape, *, generator)` → samples with a gradient.
+        design: to estimate with, of few items and no batch; by default a `ConditionalPoisson` of five, k = 2.
+        degree: of the polynomials in x for which it is exact: 1 for straight-through, 2 for `reinmax`; None for any f.
+        num_samples: that a loss estimator is asked for.
+        draws: see above.
+
+    Examples:
+        >>> check_estimator(khot.estimators.rloo)
+        >>> check_estimator(khot.estimators.straight_through_sample, degree=1)
+        >>> check_estimator(khot.estimators.straight_through_sample)
+        Traceback (most recent call last):
+        AssertionError: biased:
+        - quadratic: ...
+    """
+    if design is None:
+        theta = torch.tensor([0.9, -0.4, 0.3, -1.1, 0.2], dtype=torch.float64)
+        design = ConditionalPoisson(logits=theta, k=2)
+    broken = []
+    for name, (of, fn) in objectives(design.event_shape[0]).items():
+        if degree is not None and not 0 < of <= degree:
+            continue
+        made = design._detached()
+        exact = exact_gradient(made, fn, made.parameter)
+        mean, error = expected_gradient(estimator, design, fn, num_samples, draws)
+        bias = mean - exact
+        if design.parameter is design.probs:  # their sum is fixed, so only differences have a meaning
+            bias, exact = bias - bias.mean(), exact - exact.mean()
+        if not bool((bias.abs() <= error).all()):
+            broken.append(f"{name}: relative bias {float(bias.norm() / exact.norm()):.3g}")
+    if broken:
+        raise AssertionError("biased:\n- " + "\n- ".join(broken))
+
+
+def expected_gradient(
+    estimator: Callable[..., Tensor], design: Design, fn: Callable[[Tensor], Tensor], num_samples: int, draws: int
+) -> tuple[Tensor, Tensor]:
+    """The mean of the estimate, and how far off it may be; (n) each."""
+    count = num_samples if takes_objective(estimator) else 1
+    x = design.enumerate_support()
+    generator = torch.Generator().manual_seed(0)
+    if len(x) ** count <= MOST_TUPLES:
+        tuples = torch.cartesian_prod(*[torch.arange(len(x))] * count).view(-1, count)
+        rows = design.expand((len(tuples),))._detached()
+        scripted = prescribe(rows, x[tuples].movedim(1, 0))
+        each = estimates(estimator, scripted, fn, count, rows.parameter, generator)
+        if scripted.was_used:
+            chance = design.log_prob(x).exp()[tuples].prod(-1).detach()
+            return (chance[:, None] * each).sum(0), torch.tensor(EXACT)
+    rows = design.expand((draws,))._detached()
+    each = estimates(estimator, rows, fn, count, rows.parameter, generator)
+    allowed = math.sqrt(2) * float(torch.erfinv(torch.tensor(1 - ALPHA, dtype=torch.float64)))
+    return each.mean(0), EXACT + allowed * each.std(0) / math.sqrt(draws)
