@@ -51,6 +51,7 @@ speed: $(call stamp,test)
 	$(BIN)/python benchmarks/worst.py
 	$(BIN)/python benchmarks/family.py
 	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/sampling.py
 
 halving: $(call stamp,test)
 	$(BIN)/python benchmarks/successive_halving.py

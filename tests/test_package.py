@@ -22,16 +22,28 @@ PUBLIC = {
     },
     "khot.nn": {"SigmoidTopK"},
     "khot.constraints": {"capped_simplex", "k_hot"},
-    "khot.testing": {"check_relaxation", "check_design"},
+    "khot.estimators": {
+        *(
+            "straight_through_sample",
+            "simple",
+            "relaxed",
+            "xie_ermon",
+            "stochastic_times_smooth",
+            "imle",
+            "AdaptiveStep",
+        ),
+        *("score_function", "rloo", "minimum_variance_baseline", "taylor_control_variate", "reinmax"),
+    },
+    "khot.testing": {"check_estimator", "check_relaxation", "check_design"},
 }
 
 
 def test_public_names():
     public = {name for name, v in vars(khot).items() if not name.startswith("_") and not isinstance(v, ModuleType)}
     assert public == PUBLIC["khot"] == set(khot.__all__)
-    for room in ("boosts", "constraints", "designs", "kernels", "metrics", "nn", "testing"):
+    for room in ("boosts", "constraints", "designs", "estimators", "kernels", "metrics", "nn", "testing"):
         assert isinstance(getattr(khot, room), ModuleType)
-    for room in ("designs", "nn", "testing"):
+    for room in ("designs", "estimators", "nn", "testing"):
         module = getattr(khot, room)
         assert {n for n, v in vars(module).items() if not n.startswith("_") and callable(v)} == PUBLIC[f"khot.{room}"]
 
