@@ -11,7 +11,7 @@ import typer
 
 from .._version import __version__
 from ..kernels import status
-from . import _tour
+from . import _study, _tour
 from ._bench import bench
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ def _options(
 
 
 app.command()(bench)
+app.add_typer(_study.app, name="study")
 
 
 @app.command()
