@@ -71,6 +71,12 @@ def positive(name: str, value: Any, hint: str = " For the limit 0, use `khot.har
         raise ValueError(f"`{name}` must be > 0; got {value}.{hint}")
 
 
+def all_positive(name: str, value: Any) -> None:
+    """Raise unless what a tensor holds is positive."""
+    if isinstance(value, Tensor) and not (value > 0).all():
+        raise ValueError(f"`{name}` must be > 0; got {_extremes(value)}.")
+
+
 def not_negative(name: str, value: Any) -> None:
     """Raise if `value` is neither a tensor nor a number ≥ 0."""
     if isinstance(value, Tensor):
@@ -275,6 +281,13 @@ def broadcast(**tensors: Any) -> None:
         raise ValueError(f"These must broadcast: {got}.") from None
 
 
+def pairs(joint: Any, n: int) -> None:
+    """Raise unless `joint` has a value for each pair of n items."""
+    if not isinstance(joint, Tensor) or joint.ndim < 2 or tuple(joint.shape[-2:]) != (n, n):
+        got = tuple(joint.shape) if isinstance(joint, Tensor) else type(joint).__name__
+        raise ValueError(f"`joint_probs` must have the shape (…, {n}, {n}); got {got}.")
+
+
 def one_parameter(probs: Any, logits: Any, k: Any) -> None:
     """Raise unless one of the two parameters of a design is given, with a count that fits."""
     if (probs is None) == (logits is None):
@@ -305,23 +318,24 @@ def sizes(k: Tensor, n: int, design: str, takes_fractions: bool) -> None:
         raise ValueError(f"`k` must satisfy 0 ≤ k ≤ {n} (number of items); got {_extremes(k)}.")
     if not takes_fractions and not (k == k.round()).all():
         raise ValueError(
-            f"`k` must be a whole number for `{design}`; got {k[k != k.round()][0].item():g}. "
+            f"`k` must be a whole number for `{design}`; got {k[k != k.round()][0].item():.9g}. "
             "`Pivotal` and `Systematic` take fractions."
         )
 
 
-def natural_parameters(logits: Tensor, k: Tensor) -> None:
+def natural_parameters(logits: Tensor, k: Tensor, name: str = "logits") -> None:
     """Raise unless k of the items can be drawn and no more than k must be."""
     if logits.isnan().any():
         raise ValueError("`logits` must not hold NaN.")
+    least, most = ("−inf", "+inf") if name == "logits" else ("0", "1")
     possible = (logits > -torch.inf).sum(-1)
     if not (possible >= k).all():
-        raise ValueError(
-            f"`logits` must exceed −inf for at least k items; got a row with {_worst(possible, possible - k)}."
-        )
+        got = _worst(possible, possible - k)
+        raise ValueError(f"`{name}` must exceed {least} for at least k items; got a row with {got}.")
     forced = (logits == torch.inf).sum(-1)
     if not (forced <= k).all():
-        raise ValueError(f"`logits` must be +inf for at most k items; got a row with {_worst(forced, k - forced)}.")
+        got = _worst(forced, k - forced)
+        raise ValueError(f"`{name}` must be {most} for at most k items; got a row with {got}.")
 
 
 def probabilities(probs: Tensor) -> None:
@@ -336,6 +350,8 @@ def total(probs: Tensor, total: Tensor, k: Tensor) -> None:
     """Raise unless the probabilities sum to k, within what their dtype allows."""
     tolerance = _tolerance(probs.dtype)
     error = (total - k).abs()
+    if (error >= 0.5).any():  # within the tolerance of a large k there is room for an item too few or too many
+        natural_parameters(torch.where(probs >= 1, torch.inf, torch.where(probs > 0, 0.0, -torch.inf)), k, "probs")
     if not (error <= tolerance * k.clamp(min=1)).all():
         where = error.argmax()
         raise ValueError(
@@ -369,7 +385,8 @@ def enumerable(n: int, subsets: int, most: int) -> None:
 def one_size(sizes: Tensor) -> None:
     """Raise unless all rows have one size, given the different ones."""
     if len(sizes) != 1:
-        raise NotImplementedError(f"All rows must have the same k to enumerate subsets; got {_extremes(sizes)}.")
+        got = _extremes(sizes) if len(sizes) else "no row"
+        raise NotImplementedError(f"All rows must have the same k to enumerate subsets; got {got}.")
 
 
 def _tolerance(dtype: torch.dtype) -> float:

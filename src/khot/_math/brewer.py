@@ -41,7 +41,7 @@ def log_prob(p: Tensor, k: Tensor, value: Tensor) -> Tensor:
     hot = torch.nn.functional.one_hot(index.clamp(min=0), p.shape[-1]) * (index >= 0)[..., None]  # (…, m, n)
     drawn = certain[..., None, :] + (member.to(p.dtype) @ hot.to(p.dtype))  # (…, 2^m, n)
     step = odds(p[..., None, :], drawn, k[..., None]) @ hot.to(p.dtype).mT  # (…, 2^m, m)
-    chance = [torch.ones_like(step[..., 0, 0])]  # of each set on the way
+    chance = [torch.ones_like(value[..., 0])]  # of each set on the way
     for place in range(1, 1 << m):
         ways = [chance[place ^ 1 << b] * step[..., place ^ 1 << b, b] for b in range(m) if place >> b & 1]
         chance.append(torch.stack(ways).sum(0))

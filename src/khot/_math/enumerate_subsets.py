@@ -23,6 +23,6 @@ def k_hot(n: int, k: float, device: torch.device) -> Tensor:
     """The subsets as k-hot rows, in lexical order; (count, n) float64."""
     rows = []
     for size in sizes(k):
-        chosen = torch.tensor(list(combinations(range(n), size)), dtype=torch.int64).view(-1, size)
+        chosen = torch.tensor(list(combinations(range(n), size)), dtype=torch.int64).view(math.comb(n, size), size)
         rows.append(torch.zeros(len(chosen), n, dtype=torch.float64).scatter_(1, chosen, 1.0))
     return torch.cat(rows).to(device)

@@ -65,7 +65,7 @@ def solve(p: Tensor, k: Tensor) -> Tensor:
         counts = subsets.counts(z, k)
         less, same = subsets.without(counts)
         lack = torch.where(is_open, goal - z - (less / same).log(), 0.0)
-        spread = counts.p * less * (1 - counts.p) * same
+        spread = subsets.spread(counts, less, same)
         lack = lack - (spread * lack).sum(-1, keepdim=True) / spread.sum(-1, keepdim=True).clamp(min=1e-300)
         error = lack.abs().max() if lack.numel() else last
         if not error > TOLERANCE or (is_newton and error > last / 2 and error < 1e-9):  # solved, or to rounding
@@ -84,7 +84,7 @@ def covariance_solve(counts: subsets.Counts, r: Tensor) -> Tensor:
     are certain but for 1e-12 move by themselves: what joins them to others is below the rounding of Cov v.
     """
     less, same = subsets.without(counts)
-    spread = counts.p * less * (1 - counts.p) * same
+    spread = subsets.spread(counts, less, same)
     is_open = spread > NEARLY_CERTAIN
     scale = torch.where(spread > 0, 1 / torch.where(spread > 0, spread, 1.0), 0.0)
     alone = torch.where(is_open, 0.0, scale * r)

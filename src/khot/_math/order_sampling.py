@@ -29,6 +29,7 @@ STEP = math.pi**2 / FAR
 NODES, MOST_NODES = 128, 1 << 15
 CHUNK = 1 << 17  # how many numbers a tensor may hold while nodes are summed: few enough for a cache
 GONE = 300.0  # so far out that log F(GONE), log(1 − F(−GONE)) and h(−GONE) are as good as 0, yet no underflow
+OUT_OF_REACH = 1e4  # a gap that noise does not cross
 LOG_2 = math.log(2.0)
 
 
@@ -104,6 +105,11 @@ def log_prob(noise: Noise, scores: Tensor, k: Tensor, subset: Tensor) -> Tensor:
     forbidden = (chosen & (scores == -torch.inf)) | (~chosen & (scores == torch.inf))
     possible = (chosen.sum(-1) == k) & ~forbidden.any(-1)
     inside, outside = chosen & scores.isfinite(), ~chosen & scores.isfinite()
+    # What is so far off that noise does not bring it near is as good as −inf or +inf, masks of finfo.min among them.
+    low = torch.where(inside, scores, torch.inf).amin(-1, keepdim=True)
+    outside = outside & (scores >= low - OUT_OF_REACH)
+    high = torch.where(outside, scores, -torch.inf).amax(-1, keepdim=True)
+    inside = inside & (scores <= high + OUT_OF_REACH)
     is_random = possible & inside.any(-1) & outside.any(-1)
     inside, outside = inside & is_random.unsqueeze(-1), outside & is_random.unsqueeze(-1)
     scores = torch.where(inside | outside, scores, 0.0)  # a row that is not random goes along as zeros

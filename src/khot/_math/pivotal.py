@@ -104,13 +104,20 @@ def covariance(p: Tensor) -> Tensor:
     total = torch.diag_embed(p * (1 - p))
     width = 1
     for level in levels:
-        meet = torch.minimum(level.left * level.right, (1 - level.left) * (1 - level.right))
         node = torch.arange(p.shape[-1], device=p.device) // width  # of the level below
         share = shares(level)[..., node // 2]
-        total = total - _meeting(node) * meet[..., node // 2, None] * survives[..., :, None] * survives[..., None, :]
+        total = (
+            total
+            - _meeting(node) * _apart(level)[..., node // 2, None] * survives[..., :, None] * survives[..., None, :]
+        )
         survives = survives * torch.where(node % 2 == 0, share, 1 - share)
         width *= 2
     return total
+
+
+def _apart(level: Level) -> Tensor:
+    """min(ab, (1 − a)(1 − b)), what the survivors of the two sides covary by, with the sign changed; (…, m)."""
+    return torch.minimum(level.left * level.right, (1 - level.left) * (1 - level.right))
 
 
 def _meeting(node: Tensor) -> Tensor:
@@ -129,9 +136,8 @@ def variance_of_sum(p: Tensor, weights: Tensor) -> Tensor:
     total = p.new_zeros(())
     for level in levels:
         first, second = (pad(moment, (0, level.size % 2)).unflatten(-1, (-1, 2)) for moment in (first, second))
-        meet = torch.minimum(level.left * level.right, (1 - level.left) * (1 - level.right))
         spread = second.sum(-1) - 2 * first.prod(-1)
-        total = total + (meet * spread).sum(-1)
+        total = total + (_apart(level) * spread).sum(-1)
         share = shares(level)
         first, second = (share * moment[..., 0] + (1 - share) * moment[..., 1] for moment in (first, second))
     return total + (residual * (1 - residual)) * second[..., 0]

@@ -72,6 +72,11 @@ def marginals(c: Counts) -> Tensor:
     return torch.where(chosen < left, chosen, 1 - left)
 
 
+def spread(c: Counts, less: Tensor, same: Tensor) -> Tensor:
+    """π(1 − π) of the marginals, to relative precision, from what `without` gives; (…, n)."""
+    return c.p * less * (1 - c.p) * same
+
+
 def covariance_product(c: Counts, v: Tensor) -> Tensor:
     """Cov(x | S = k) v; (…, n). With u_i = p_i e^{iω}/φ_i, E[x_i x_j] = Σ weight u_i u_j off the diagonal."""
     total = c.weight.real.sum(-1, keepdim=True)

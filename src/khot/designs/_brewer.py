@@ -39,7 +39,7 @@ class Brewer(Design):
 
     def _log_prob(self, value: Tensor) -> Tensor:
         p = self._balanced
-        _check.few("k", value.sum(-1), MOST, "`Brewer` has probabilities of subsets")
+        _check.few("k", (value * (p < 1)).sum(-1), MOST, "`Brewer` has probabilities of subsets")
         shape = torch.broadcast_shapes(value.shape, p.shape)
         log = brewer.log_prob(p.expand(shape), self._sizes.expand(shape[:-1]), value.expand(shape))
         return torch.where(self._is_out(p, value), -torch.inf, log)

@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 from torch.distributions import register_kl
+from torch.nn.functional import logsigmoid
 
 from .._math import natural, rejective, subsets
 from ..relaxations._hard import hard_topk
@@ -62,8 +63,9 @@ class ConditionalPoisson(Design):
 
     @cached_property
     def _solution(self) -> Tensor:
-        """θ for the probabilities given: a number, with nothing of autograd that a first backward would free."""
-        return natural.solve(self._balanced.detach(), self._sizes)
+        """θ for the probabilities given: numbers, with nothing of autograd that a first backward would free."""
+        with torch.inference_mode(False), torch.no_grad():  # they may be asked for again with gradients
+            return natural.solve(self._balanced, self._sizes)
 
     @property
     def _target(self) -> Tensor:
@@ -83,9 +85,8 @@ class ConditionalPoisson(Design):
     def variance_of_sum(self, weights: Tensor) -> Tensor:
         """Var(Σ c_i x_i), (*batch), in O(n)."""
         c = weights.to(torch.float64)
-        return (
-            (c * subsets.covariance_product(self._counts(), c.expand(self._theta.shape))).sum(-1).to(self._given.dtype)
-        )
+        c = c.expand(torch.broadcast_shapes(c.shape, self._theta.shape))
+        return (c * subsets.covariance_product(self._counts(), c)).sum(-1).to(self._given.dtype)
 
     @property
     def mode(self) -> Tensor:
@@ -94,19 +95,28 @@ class ConditionalPoisson(Design):
 
     def entropy(self) -> Tensor:
         """log e_k − θ·π, the greatest there is with these inclusion probabilities; (*batch)."""
-        p = marginals(self._theta, self._sizes)
-        return (self._log_normaliser() - _dot(self._theta, p)).to(self._given.dtype)
+        return -self._mean_log_prob(marginals(self._theta, self._sizes)).to(self._given.dtype)
 
-    def _log_normaliser(self) -> Tensor:
-        return log_normaliser(self._theta, self._sizes)
+    def _mean_log_prob(self, x: Tensor) -> Tensor:
+        """log p of a subset; or its mean, for a law of subsets with the mean x.
+
+        The value is that of independent draws with Σp = k, over the probability that they are k: θ·x − log e_k, which
+        has the gradient, loses digits where θ is large.
+        """
+        theta, k = self._theta, self._sizes
+        smooth = _dot(theta, x) - log_normaliser(theta, k)
+        with torch.no_grad():
+            z, _ = natural.tilt(theta, k)
+            value = torch.where(x > 0, x * logsigmoid(z), 0.0) + torch.where(x < 1, (1 - x) * logsigmoid(-z), 0.0)
+            value = value.sum(-1) - subsets.log_size(subsets.counts(z, k))
+            rest = value - torch.where(smooth.isfinite(), smooth, 0.0)
+        return torch.where(value.isfinite(), smooth + rest, value)
 
     def _counts(self) -> subsets.Counts:
         return subsets.counts(natural.tilt(self._theta, self._sizes)[0], self._sizes)
 
     def _log_prob(self, value: Tensor) -> Tensor:
-        theta = self._theta
-        is_out = ((theta == -torch.inf) & (value != 0)) | ((theta == torch.inf) & (value != 1))
-        return torch.where(is_out.any(-1), -torch.inf, _dot(theta, value) - self._log_normaliser())
+        return self._mean_log_prob(value)
 
     def _draw(self, draws: int, seed: Tensor) -> Tensor:
         n = self._event_shape[0]
@@ -122,9 +132,7 @@ def _dot(theta: Tensor, x: Tensor) -> Tensor:
 
 @register_kl(ConditionalPoisson, ConditionalPoisson)  # type: ignore[untyped-decorator]
 def _kl(p: ConditionalPoisson, q: ConditionalPoisson) -> Tensor:
-    """KL(p ‖ q) = (θ_p − θ_q)·π_p − log e(θ_p) + log e(θ_q)."""
+    """KL(p ‖ q) = E_p[log p − log q], which depends on the mean of p alone; +inf if q cannot draw what p can."""
     mean = marginals(p._theta, p._sizes)
-    cross = _dot(q._theta, mean) - q._log_normaliser()
-    is_out = ((q._theta == -torch.inf) & (mean > 0)) | ((q._theta == torch.inf) & (mean < 1))
-    value = _dot(p._theta, mean) - p._log_normaliser() - cross
-    return torch.where(is_out.any(-1) | (p._sizes != q._sizes), torch.inf, value).to(p._given.dtype)
+    value = p._mean_log_prob(mean) - q._mean_log_prob(mean)
+    return torch.where(p._sizes == q._sizes, value, torch.inf).to(p._given.dtype)

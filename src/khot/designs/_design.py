@@ -14,6 +14,8 @@ from .._math import enumerate_subsets, noise, select
 from ..constraints import k_hot
 from ..relaxations._threshold import sigmoid_topk
 
+OFF = 0.01
+"""How far sums of probabilities may be from k before they are balanced."""
 ENUMERABLE = 100_000
 """How many subsets are enumerated at most, where an exact answer is had in no other way."""
 
@@ -48,15 +50,14 @@ class Design(Distribution):
         if given.shape[:-1] != batch:
             given = given.expand(*batch, -1)
         self._given, self._is_probs = given, logits is None
-        total = given.detach().sum(-1, dtype=torch.float64)
-        self.k: float | Tensor = total.round() if k is None else k
+        self.k: float | Tensor = given.detach().sum(-1, dtype=torch.float64).round() if k is None else k
         super().__init__(batch, given.shape[-1:], validate_args=False)
         self._validate_args = Distribution._validate_args if validate_args is None else validate_args
         if self._validate_args:
             sizes = self._sizes
             if self._is_probs:
                 _check.probabilities(given)
-                _check.total(given, total, sizes)
+                _check.total(given, given.detach().sum(-1, dtype=torch.float64), sizes)
             _check.sizes(sizes, given.shape[-1], type(self).__name__, self.takes_fractions)
             if not self._is_probs:
                 _check.natural_parameters(given, sizes)
@@ -111,6 +112,22 @@ class Design(Distribution):
         with torch.no_grad():
             shift = sigmoid_topk(torch.logit(target), self._sizes) - target
         return target + shift
+
+    @property
+    def _scores(self) -> Tensor:
+        """The logits of `_balanced`, ±inf, without a gradient, where it is 0 or 1."""
+        p = self._balanced
+        is_open = (p > 0) & (p < 1)
+        return torch.where(is_open, torch.logit(torch.where(is_open, p, 0.5)), torch.logit(p.detach()))
+
+    @property
+    def _sampled(self) -> Tensor:
+        """The probabilities for a sampler that takes care of what rounding leaves, but not of a wrong size."""
+        if not self._is_probs:
+            return self._target.detach()
+        given = self._given.detach()
+        is_off = (given.sum(-1, dtype=torch.float64) - self._sizes).abs() > OFF
+        return self._balanced.detach() if bool(is_off.any()) else given
 
     @property
     def _sizes(self) -> Tensor:
@@ -184,18 +201,21 @@ class Design(Distribution):
 
     def joint_probs(self) -> Tensor:
         """The joint inclusion probabilities P(i and j), (*batch, n, n), with P(i) on the diagonal."""
-        subsets, p = self._enumerated()
-        return torch.einsum("s...,s...i,s...j->...ij", p, subsets, subsets).to(self._given.dtype)
+        subsets, log_p = self._enumerated()
+        return torch.einsum("s...,s...i,s...j->...ij", log_p.exp(), subsets, subsets).to(self._given.dtype)
 
     @property
     def covariance_matrix(self) -> Tensor:
-        """Cov(x), (*batch, n, n); its rows sum to 0."""
-        mean = self.mean
-        return self.joint_probs() - mean[..., :, None] * mean[..., None, :]
+        """Cov(x), (*batch, n, n); its rows sum to 0 where the size is whole."""
+        joint = self.joint_probs()
+        mean = joint.diagonal(dim1=-2, dim2=-1)  # what has a gradient has it in both
+        return joint - mean[..., :, None] * mean[..., None, :]
 
     def variance_of_sum(self, weights: Tensor) -> Tensor:
         """Var(Σ c_i x_i) over samples, (*batch), for `weights` c that broadcast to (*batch, n)."""
-        return (weights * (self.covariance_matrix @ weights[..., None])[..., 0]).sum(-1)
+        c = weights.to(torch.float64)
+        covariance = self.covariance_matrix.to(torch.float64)
+        return (c * (covariance @ c[..., None])[..., 0]).sum(-1).to(self._given.dtype)
 
     @property
     def mode(self) -> Tensor:
@@ -214,9 +234,10 @@ class Design(Distribution):
 
     def entropy(self) -> Tensor:
         """−Σ p log p in nats, (*batch)."""
-        _, p = self._enumerated()
-        entropy: Tensor = torch.special.entr(p).sum(0)
-        return entropy.to(self._given.dtype)
+        _, log_p = self._enumerated()
+        is_possible = log_p > -torch.inf
+        log_p = torch.where(is_possible, log_p, 0.0)
+        return torch.where(is_possible, -log_p.exp() * log_p, 0.0).sum(0).to(self._given.dtype)
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """All k-hot vectors in lexical order, (subsets, *batch, n); batch dims are 1 with `expand=False`."""
@@ -227,9 +248,9 @@ class Design(Distribution):
         return subsets.expand(-1, *self._batch_shape, -1) if expand else subsets
 
     def _enumerated(self) -> tuple[Tensor, Tensor]:
-        """All subsets in float64 and their probabilities, (subsets, *batch)."""
+        """All subsets in float64 and their log-probabilities, (subsets, *batch)."""
         subsets = self.enumerate_support().to(torch.float64)
-        return subsets, self._log_prob(subsets).exp()
+        return subsets, self._log_prob(subsets)
 
     @staticmethod
     def _is_out(p: Tensor, value: Tensor) -> Tensor:
@@ -238,6 +259,8 @@ class Design(Distribution):
 
     def _one_size(self) -> float:
         """k, where all rows have the same."""
+        if not isinstance(self.k, Tensor):
+            return float(self.k)
         sizes = self._sizes.unique()
         _check.one_size(sizes)
         return float(sizes[0])

@@ -59,6 +59,7 @@ def horvitz_thompson_variance(
         tensor(0.7576, dtype=torch.float64)
     """
     _check.broadcast(values=values, probs=probs)
+    _check.pairs(joint_probs, values.shape[-1])
     if sample is not None:
         values = torch.where(sample != 0, values, 0.0)
     is_possible = probs > 0

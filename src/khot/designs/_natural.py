@@ -43,7 +43,8 @@ class _LogNormaliser(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        return g[..., None] * marginals(*ctx.saved_tensors), None
+        theta, k = ctx.saved_tensors
+        return torch.where(theta.isfinite(), g[..., None] * marginals(theta, k), 0.0), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
@@ -75,12 +76,37 @@ class _Marginals(torch.autograd.Function):
 
 class _Solved(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, p: Tensor, k: Tensor, theta: Tensor) -> Tensor:
-        ctx.save_for_backward(theta, k)
+    def forward(p: Tensor, k: Tensor, theta: Tensor) -> Tensor:
         return theta.clone()
 
     @staticmethod
-    @once_differentiable
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output, inputs[1])  # the output, which autograd tracks
+
+    @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
-        theta, k = ctx.saved_tensors
-        return natural.covariance_solve(subsets.counts(natural.tilt(theta, k)[0], k), g), None, None
+        result: Tensor = _CovarianceSolve.apply(*ctx.saved_tensors, g)
+        return result, None, None
+
+
+class _CovarianceSolve(torch.autograd.Function):
+    """v = Cov(θ)⁺ g. Of a cotangent u, with w = Cov⁺ u: w for g, and −∇_θ (w·Cov(θ) v) for θ, v and w held fixed."""
+
+    @staticmethod
+    def forward(theta: Tensor, k: Tensor, g: Tensor) -> Tensor:
+        return natural.covariance_solve(subsets.counts(natural.tilt(theta, k)[0], k), g)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2], output)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, u: Tensor) -> tuple[Tensor, None, Tensor]:
+        theta, k, v = ctx.saved_tensors
+        w = natural.covariance_solve(subsets.counts(natural.tilt(theta, k)[0], k), u)
+        with torch.enable_grad():
+            leaf = theta.detach().requires_grad_()
+            product = (w * natural.covariance_product(leaf, k, v)).sum()
+            (slope,) = torch.autograd.grad(product, leaf)
+        return -slope, None, w

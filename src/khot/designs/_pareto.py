@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from .._math import order_sampling
-from ._design import Design
+from ._order import OrderDesign
 
 
-class Pareto(Design):
+class Pareto(OrderDesign):
     """k-hot samples with *approximately* the inclusion probabilities asked for, from logistic noise and a top-k.
 
     The k greatest `logit π + noise`. As cheap as Gumbel top-k, and far closer: with more items the error falls as
@@ -32,20 +29,3 @@ class Pareto(Design):
     """
 
     noise = order_sampling.LOGISTIC
-
-    @property
-    def mean(self) -> Tensor:
-        """The inclusion probabilities of this law, close to `probs`; (*batch, n), without a gradient."""
-        return order_sampling.inclusion(self.noise, self._scores.detach(), self._sizes).to(self._given.dtype)
-
-    @property
-    def _scores(self) -> Tensor:
-        """What the noise is added to, in float64."""
-        return torch.logit(self._balanced)
-
-    def _draw(self, draws: int, seed: Tensor) -> Tensor:
-        scores = self._scores.detach().reshape(-1, self._event_shape[0])
-        return order_sampling.draw(self.noise, scores, self._sizes.reshape(-1), seed, draws).to(self._given.dtype)
-
-    def _log_prob(self, value: Tensor) -> Tensor:
-        return order_sampling.log_prob(self.noise, self._scores, self._sizes, value)

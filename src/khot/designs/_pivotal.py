@@ -72,7 +72,7 @@ class Pivotal(Design):
 
     def joint_probs(self) -> Tensor:
         """The joint inclusion probabilities (*batch, n, n), in closed form; for the order "given"."""
-        mean = self._target
+        mean = self._balanced
         return (self._covariance() + mean[..., :, None] * mean[..., None, :]).to(self._given.dtype)
 
     @property
@@ -83,12 +83,13 @@ class Pivotal(Design):
     def variance_of_sum(self, weights: Tensor) -> Tensor:
         """Var(Σ c_i x_i), (*batch), in O(n); for the order "given"."""
         leaves = self._leaves()
-        weights = self._ordered(weights.to(torch.float64).expand(leaves.shape))
+        weights = weights.to(torch.float64)
+        weights = self._ordered(weights.expand(torch.broadcast_shapes(weights.shape, leaves.shape)))
         return pivotal.variance_of_sum(leaves, weights).to(self._given.dtype)
 
     def _draw(self, draws: int, seed: Tensor, is_paired: bool = False) -> Tensor:
         n = self._event_shape[0]
-        p = (self._given if self._is_probs else self._target).detach().reshape(-1, n)
+        p = self._sampled.reshape(-1, n)
         order = None if self._permutation is None else self._permutation.reshape(-1, n)
         if self.order == "shared":
             order = ops.order(noise.stream_key(seed, 1)[None], n)
@@ -119,7 +120,7 @@ class Pivotal(Design):
     def _leaves(self) -> Tensor:
         """π in the order of the leaves, if there is one."""
         _check.fixed_order(self.order)
-        return self._ordered(self._target)
+        return self._ordered(self._balanced)
 
     def _ordered(self, t: Tensor) -> Tensor:
         return t if self._permutation is None else t.gather(-1, self._permutation.expand(t.shape))

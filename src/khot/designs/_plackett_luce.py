@@ -7,10 +7,10 @@ from torch import Tensor
 
 from .._math import order_sampling
 from ..relaxations._hard import hard_topk
-from ._design import Design
+from ._order import OrderDesign
 
 
-class PlackettLuce(Design):
+class PlackettLuce(OrderDesign):
     """The law of Gumbel top-k, and of `torch.multinomial` without replacement: one item after another ∝ e^θ.
 
     Its inclusion probabilities are not those asked for: with `probs`, the weights are proportional to them, and `mean`
@@ -48,24 +48,15 @@ class PlackettLuce(Design):
         return self._given.log() if self._is_probs else self._given
 
     @property
-    def mean(self) -> Tensor:
-        """The inclusion probabilities, which are not `probs`; (*batch, n), without a gradient."""
-        return order_sampling.inclusion(self.noise, self._scores.detach(), self._sizes).to(self._given.dtype)
-
-    @property
     def mode(self) -> Tensor:
         """The likeliest subset, the k greatest θ; (*batch, n), ties by lowest index."""
         return hard_topk(self._scores.detach(), self._sizes).to(self._given.dtype)
 
     @property
     def _scores(self) -> Tensor:
-        """θ in float64."""
+        """θ in float64; −inf, without a gradient, for weights of 0."""
         given = self._given.to(torch.float64)
-        return given.log() if self._is_probs else given
-
-    def _draw(self, draws: int, seed: Tensor) -> Tensor:
-        scores = self._scores.detach().reshape(-1, self._event_shape[0])
-        return order_sampling.draw(self.noise, scores, self._sizes.reshape(-1), seed, draws).to(self._given.dtype)
-
-    def _log_prob(self, value: Tensor) -> Tensor:
-        return order_sampling.log_prob(self.noise, self._scores, self._sizes, value)
+        if not self._is_probs:
+            return given
+        is_open = given > 0
+        return torch.where(is_open, torch.where(is_open, given, 1.0).log(), -torch.inf)

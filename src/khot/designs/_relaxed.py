@@ -43,7 +43,7 @@ class RelaxedKHot(Distribution):
     At T → 0 a sample is k-hot, with the law of `PlackettLuce`.
 
     Args:
-        temperature: T > 0, a number or a tensor that broadcasts with the batch.
+        temperature: T > 0, a number or a tensor that broadcasts to the batch.
         probs: a point of the capped simplex, (…, n), whose logits are θ.
         k: how many, by default the nearest whole number to the sum of `probs`; may be fractional.
         logits: θ instead, (…, n), with `k`. −inf is 0 in every sample.
@@ -75,6 +75,8 @@ class RelaxedKHot(Distribution):
         # The base is a design for its parameters alone; `Pivotal` takes any size.
         self._base = Pivotal(probs, k, logits=logits, validate_args=validate_args)
         _check.temperature(temperature, self._base.logits, -1)
+        if self._base._validate_args:
+            _check.all_positive("temperature", temperature)
         self.temperature = temperature
         super().__init__(self._base.batch_shape, self._base.event_shape, validate_args=False)
         self._validate_args = self._base._validate_args
@@ -126,12 +128,12 @@ class RelaxedKHot(Distribution):
         """The log-density on the capped simplex, (…), with respect to any n − 1 of the coordinates.
 
         With z = T logit y − θ and d = y(1 − y): `(n − 1) log T + log Γ(n) − Σz − n log Σe^{−z} − Σ log d + log Σd`.
-        Items with θ = −inf are left out.
+        Items with θ = ±inf are left out.
         """
         if self._validate_args:
             self._validate_sample(value)
         theta = self.logits.to(torch.float64)
-        is_open = theta > -torch.inf
+        is_open = theta.isfinite()
         y = clamp_probs(value.to(torch.float64))
         T = torch.as_tensor(self.temperature, dtype=torch.float64, device=theta.device)
         n = is_open.sum(-1).to(torch.float64)

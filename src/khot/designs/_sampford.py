@@ -35,7 +35,7 @@ class Sampford(Design):
     def joint_probs(self) -> Tensor:
         """The joint inclusion probabilities, (*batch, n, n), in O(n²)."""
         p = self._balanced
-        logits, size = torch.logit(p), self._sizes
+        logits, size = self._scores, self._sizes
         counts = subsets.counts(logits, size)
         joint = subsets.joint(counts, 1 - p) / _norm(p, logits, size)[..., None, None]
         is_certain = (p == 1).sum(-1) == size  # nothing is left to chance
@@ -43,15 +43,14 @@ class Sampford(Design):
 
     def _log_prob(self, value: Tensor) -> Tensor:
         p = self._balanced
-        is_open = (p > 0) & (p < 1)
-        theta = torch.logit(torch.where(is_open, p, 0.5))
-        logits = torch.where(is_open, theta, torch.logit(p))
+        logits = self._scores
+        theta = torch.where(logits.isfinite(), logits, 0.0)
         away = (value * (1 - p)).sum(-1)
         is_certain = (p == 1).sum(-1) == self._sizes
         norm = torch.where(is_certain, 1.0, _norm(p, logits, self._sizes))
         size = log_normaliser(logits, self._sizes) + norm.log()
         is_nil = away <= 0
-        log = (value * theta * is_open).sum(-1) + torch.where(is_nil, 1.0, away).log() - size
+        log = (value * theta).sum(-1) + torch.where(is_nil, 1.0, away).log() - size
         log = torch.where(is_nil, -torch.inf, log)
         return torch.where(self._is_out(p, value), -torch.inf, torch.where(is_certain, 0.0, log))
 

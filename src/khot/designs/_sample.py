@@ -48,7 +48,8 @@ def sample_khot(
 
     Returns:
         A tensor like `x` of zeros and ones, k of them, with `E = π` exactly (if the design is exact) and the
-        derivatives of π. Masked and −inf entries are never drawn, +inf always. A row that cannot be satisfied raises
+        derivatives of π. Masked and −inf entries are never drawn, +inf always (up to k of them). A row that cannot be
+        satisfied raises
         ValueError.
 
     Examples:
@@ -98,7 +99,9 @@ def sample_relaxed_khot(
         tensor([1., 1., 0., 0.])
     """
     check_call(x, k, dim, temperature, mask)
-    noisy = x + gumbel(x.shape, x, generator)
+    noisy = x.to(_shape.compute_dtype(x.dtype))  # noise in half precision would have ties
+    noisy = noisy + gumbel(x.shape, noisy, generator)
     soft = sigmoid_topk(noisy, k, dim=dim, temperature=temperature, mask=mask)
-    _check.feasible(soft, dim)
-    return straight_through(hard_topk(noisy, k, dim=dim, mask=mask), soft) if hard else soft
+    sample = straight_through(hard_topk(noisy, k, dim=dim, mask=mask), soft) if hard else soft
+    _check.feasible(sample, dim)
+    return sample.to(x.dtype)

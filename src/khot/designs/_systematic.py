@@ -36,7 +36,7 @@ class Systematic(Design):
         return systematic.joint(self._target, self._sizes).to(self._given.dtype)
 
     def _draw(self, draws: int, seed: Tensor, is_paired: bool = False) -> Tensor:
-        p = (self._given if self._is_probs else self._target).detach().reshape(-1, self._event_shape[0])
+        p = self._sampled.reshape(-1, self._event_shape[0])
         sample: Tensor = ops.systematic(p, self._sizes.reshape(-1), seed, draws, is_paired)
         return sample.to(self._given.dtype)
 
