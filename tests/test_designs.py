@@ -511,11 +511,11 @@ def test_one_item_too_few_is_not_within_the_tolerance(design):
 def test_gradients_of_variances_are_right_or_none(design):
     if design is Pivotal:
         return
-    theta = torch.tensor([0.7, -0.3, 0.2, 1.1, -0.8, 0.4], dtype=torch.float64, requires_grad=True)
-    weights = torch.linspace(-1, 1, 6, dtype=torch.float64)
+    theta = torch.tensor([0.7, -0.3, 0.2, 1.1], dtype=torch.float64, requires_grad=True)
+    weights = torch.linspace(-1, 1, 4, dtype=torch.float64)
 
     def variance(t: Tensor) -> Tensor:
-        return design(logits=t, k=3).variance_of_sum(weights)
+        return design(logits=t, k=2).variance_of_sum(weights)
 
     if variance(theta).requires_grad:
         assert torch.autograd.gradcheck(variance, (theta,))
