@@ -7,11 +7,13 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ._estimators import OBJECTIVES, Figures
 from ._files import markdown_table
 
 COLUMNS = ("bias", "variance", "error", "rel_bias", "rel_variance")
+COLORS = ("#d55e00", "#0072b2")  # told apart by colour-blind readers too
 TITLES = {"paper": "the paper's Σ(x − b)²", "quadratic": "zero-diagonal quadratic", "mlp": "tanh network"}
 
 
@@ -63,23 +65,45 @@ def plot_estimators(rows: Sequence[Figures], path: Path) -> None:
     from matplotlib.figure import Figure
 
     objectives = [name for name in OBJECTIVES if any(row.objective == name for row in rows)]
-    figure = Figure(figsize=(5.2 * len(objectives), 5.4), layout="constrained")
+    figure = Figure(figsize=(5.4 * len(objectives), 5.6), layout="constrained")
+    named: dict[Any, list[tuple[float, float, str]]] = {}
     for axes, objective in zip(figure.subplots(1, len(objectives), squeeze=False)[0], objectives, strict=True):
-        for row in (row for row in rows if row.objective == objective):
-            many = row.evaluations > 2
-            x, y = max(row.rel_bias, 1e-3), max(row.rel_variance, 1e-4) ** 0.5
-            axes.plot(x, y, marker="s" if many else "o", color="#0072b2" if many else "#d55e00", markersize=6)
-            axes.annotate(
-                row.estimator.replace("_", " "), (x, y), xytext=(5, 3), textcoords="offset points", fontsize=8
-            )
         axes.set(
             xscale="log",
             yscale="log",
-            xlim=(7e-4, 12),
+            xlim=(7e-4, 30),
             xlabel="relative bias (≤ 0.001 at the left edge)",
             ylabel="relative standard deviation",
             title=TITLES[objective],
         )
+        points = [
+            (max(row.rel_bias, 1e-3), max(row.rel_variance, 1e-4) ** 0.5, row)
+            for row in rows
+            if row.objective == objective
+        ]
+        for x, y, row in points:
+            axes.plot(x, y, marker="s" if row.evaluations > 2 else "o", color=COLORS[row.evaluations > 2], markersize=6)
+        named[axes] = [(x, y, row.estimator.replace("_", " ")) for x, y, row in points]
+    handles = [
+        figure.axes[0].plot([], [], marker=m, color=c, linestyle="")[0] for m, c in zip("os", COLORS, strict=True)
+    ]
+    figure.legend(handles, ["1 or 2 evaluations", "8 or 32"], loc="outside upper center", ncols=2, frameon=False)
+    figure.draw_without_rendering()  # now it is known where points are
+    for axes, names in named.items():
+        _label(axes, names)
     path.parent.mkdir(parents=True, exist_ok=True)
     with rc_context({"svg.hashsalt": "khot"}):  # the same bytes each time
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def _label(axes: Any, points: list[tuple[float, float, str]]) -> None:
+    """Names beside points, moved up or down until none lies on another."""
+    taken: list[tuple[float, float, float]] = []  # left, right, middle, in points
+    for x, y, name in sorted(points, key=lambda point: -point[1]):
+        left, middle = axes.transData.transform((x, y)) * 72 / axes.figure.dpi
+        right = left + 5 + 4.6 * len(name)
+        for shift in (0, 10, -10, 20, -20, 30, -30):
+            if all(right < a or left > b or abs(middle + shift - m) > 9 for a, b, m in taken):
+                break
+        taken.append((left, right, middle + shift))
+        axes.annotate(name, (x, y), xytext=(5, shift - 3), textcoords="offset points", fontsize=8)
