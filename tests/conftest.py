@@ -1,5 +1,10 @@
+import os
+
 import pytest
 import torch
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; threads of theirs would wait for one another
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

@@ -55,18 +55,18 @@ def scores(*shape: int, seed: int = 0) -> Tensor:
 
 @EVERY_EXACT
 def test_exact_designs_pass_the_check(design):
-    check_design(design, draws=2_000_000 if design in (Pivotal, GIVEN, Systematic) else 200_000)
+    check_design(design, draws=2_000_000 if design in (Pivotal, GIVEN, Systematic) else 50_000)
 
 
 @pytest.mark.parametrize("design", [Pareto, PlackettLuce])
 def test_other_designs_pass_it_but_for_their_mean(design):
-    check_design(design(A6K3), exact=False, draws=500_000)
+    check_design(design(A6K3), exact=False, draws=100_000)
     with pytest.raises(AssertionError, match="moments: mean and probs"):
         check_design(design(A6K3), draws=1000)
 
 
 def test_the_check_takes_fractional_sizes_and_float32():
-    check_design(GIVEN(A6K3[:5], k=2.09), draws=200_000)
+    check_design(GIVEN(A6K3[:5], k=2.09), draws=100_000)
     check_design(Systematic(A6K3[:5], k=2.09), draws=200_000)
     check_design(Pivotal(A6K3.float()), draws=200_000)
     check_design(ConditionalPoisson(logits=scores(6).float(), k=2), draws=20_000)
@@ -240,7 +240,7 @@ def test_antipodal_log_prob_is_minus_infinity():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 17, 100, 1000, 9000, 100_001])
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 17, 100, 1000, 9000, 20_001])
 def test_native_and_eager_draw_the_same_bits(n, dtype):
     k = max(1, n // 3)
     p = khot.sigmoid_topk(3 * scores(3, n).to(dtype), k)
