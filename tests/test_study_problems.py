@@ -1,0 +1,255 @@
+"""The two learning problems: regression by subset selection, and a k-subset autoencoder."""
+
+import dataclasses
+import itertools
+import sys
+
+import pytest
+import torch
+
+from khot.bench import _contenders, _curves, _learning, _regression, _vae
+from khot.bench._contenders import CONTENDERS
+from khot.bench._learning import BUDGET, TUNING_SEED, Row, Settings, train
+from khot.bench._vae import Digits, digits
+
+TINY = {"seeds": (0, 1), "steps": 4, "points": 2, "rates": (0.1,), "tuning_seeds": 0, "tuning_steps": 0}
+PROBLEMS = [_regression, _vae]
+problems = pytest.mark.parametrize("problem", PROBLEMS, ids=lambda module: module.__name__.rpartition("_")[2])
+
+
+@pytest.fixture(autouse=True)
+def _few_held_out(monkeypatch):
+    """Plackett–Luce's probabilities take a millisecond each."""
+    few = Digits(*(part[:size] for part, size in zip(digits(), (1197, 20, 20), strict=True)))
+    monkeypatch.setattr(_vae, "digits", lambda: few)
+
+
+@problems
+def test_rows_for_every_estimator_seed_and_point(problem):
+    rows = problem.run(**TINY)
+    expected = list(itertools.product(CONTENDERS, (0, 2, 4), (0, 1)))
+    assert [(row.estimator, row.step, row.seed) for row in rows] == expected
+    assert all(row.evaluations == BUDGET * row.step for row in rows)
+    assert all(torch.tensor([row.test]).isfinite() for row in rows)
+    start = {(row.seed, row.test) for row in rows if row.step == 0 and "relaxed" not in row.estimator}
+    if problem is _regression:
+        assert len(start) == 2  # all begin alike
+    lines = problem.summary(rows)
+    assert [line["rank"] for line in lines] == list(range(1, len(CONTENDERS) + 1))
+    assert {line["evaluations"] for line in lines} == {4 * BUDGET}
+    assert lines[0]["behind"] == 0
+    assert sum(line["wins"] for line in lines) >= 2
+
+
+@problems
+def test_the_same_call_gives_the_same_rows(problem):
+    names = ("straight_through", "imle", "relaxed", "score", "taylor")
+    state = torch.random.get_rng_state()
+    first = problem.run(names, **TINY)
+    assert torch.equal(torch.random.get_rng_state(), state)  # torch's own generator is left alone
+    torch.manual_seed(7)
+    assert problem.run(names, **TINY) == first
+    assert problem.run(names, **{**TINY, "seeds": (2, 3)}) != first
+
+
+@pytest.mark.parametrize("name", CONTENDERS)
+@problems
+def test_every_estimator_evaluates_the_objective_as_often(problem, name):
+    """Counted by a wrapper around the objective itself, beside the count of the rows."""
+    models = problem.problem((0, 1, 2))
+    seen = []
+
+    def step(parameters):
+        theta, fn, extra = models.step(parameters)
+        rows = theta.shape[:-1]
+
+        def counted(x):
+            assert x.shape[-len(theta.shape) :] == theta.shape
+            seen.append(x.shape[:-1].numel() / rows.numel())
+            return fn(x)
+
+        return theta, counted, extra
+
+    contender = CONTENDERS[name]
+    runs = train(models._replace(step=step), contender, [0.1] * 3, contender.knobs[0], 3, {3})
+    ((_, evaluations, _),) = runs
+    assert sum(seen) == evaluations == 3 * BUDGET
+
+
+def test_a_greedy_estimator_is_found_out(monkeypatch):
+    """A negative control: one sample more, and the rows say so."""
+    more = CONTENDERS["taylor"]._replace(at_mean=0)
+    monkeypatch.setitem(_learning.CONTENDERS, "taylor", more)
+    assert _regression.run(("taylor",), **TINY)[-1].evaluations == 4 * (BUDGET + 1)
+
+
+@pytest.mark.parametrize("name", ["straight_through", "simple", "rloo"])
+def test_regression_is_learned(name):
+    rows = _regression.run((name,), **{**TINY, "seeds": (0, 1, 2, 3), "steps": 80, "points": 1})
+    first, last = (
+        {
+            key: sum(getattr(row, key) for row in rows if row.step == step) / 4
+            for key in ("test", "expected", "recovery")
+        }
+        for step in (0, 80)
+    )
+    assert last["test"] < 0.7 * first["test"]
+    assert last["expected"] < 0.7 * first["expected"]
+    assert last["recovery"] > first["recovery"] + 0.3
+
+
+@pytest.mark.parametrize("name", ["straight_through", "simple", "rloo"])
+def test_the_autoencoder_learns(name):
+    rows = _vae.run((name,), **{**TINY, "seeds": (0,), "steps": 60, "points": 1, "rates": (0.01,)})
+    assert rows[1].test < 0.7 * rows[0].test
+    assert rows[1].test == pytest.approx(rows[1].reconstruction + rows[1].divergence)
+    assert rows[1].divergence >= 0
+
+
+@problems
+def test_an_interruption_keeps_what_there_is(problem):
+    def stop(label, done, total):
+        assert total == 8
+        if done == 6:
+            raise KeyboardInterrupt
+
+    threads = torch.get_num_threads()
+    rows = problem.run(("simple", "rloo"), **TINY, on_progress=stop)
+    assert [(row.estimator, row.step) for row in rows[::2]] == [
+        *(("simple", step) for step in (0, 2, 4)),
+        *(("rloo", step) for step in (0, 2)),
+    ]
+    assert torch.get_num_threads() == threads
+    assert [line["estimator"] for line in problem.summary(rows)] == ["simple"]  # only what got to the end is ranked
+    assert problem.summary([]) == []
+
+
+def test_settings_are_the_best_on_other_seeds():
+    asked = []
+
+    def problem(seeds):
+        asked.append(tuple(seeds))
+        return _regression.problem(seeds)
+
+    settings = Settings(seeds=(0,), steps=20, points=1, rates=(1e-6, 0.1), tuning_seeds=2, tuning_steps=20)
+    labels = []
+    rows = _learning.run(
+        _regression.RegressionRow,
+        problem,
+        ("relaxed",),
+        settings,
+        lambda label, done, total: labels.append((label, done)),
+    )
+    assert asked == [(0,), *[(TUNING_SEED, TUNING_SEED + 1) * 2] * 3]
+    assert {row.rate for row in rows} == {0.1}
+    assert rows[0].knob in CONTENDERS["relaxed"].knobs
+    assert [done for _, done in labels] == list(range(80))
+    assert [labels[0][0], labels[-1][0]] == ["relaxed, its settings", "relaxed"]
+
+
+def test_training_is_that_of_adam():
+    """A learning rate for each model is that of torch's Adam for it alone."""
+    fixed = _contenders.Contender(_contenders.poisson, lambda _: lambda design, shape, *, generator: design.mean[None])
+    models = _regression.problem((0, 1))
+    ((*_, (theta,)),) = train(models, fixed, [0.1, 0.02], 0.0, 10, {10})
+    for i, rate in enumerate((0.1, 0.02)):
+        alone, x = _regression.problem((i,)), torch.zeros(1, _regression.N, dtype=torch.float64, requires_grad=True)
+        adam = torch.optim.Adam([x], lr=rate, eps=1e-12 / rate)
+        for _ in range(10):
+            _, fn, _ = alone.step([x])
+            adam.zero_grad()
+            fn(_contenders.poisson(x, _regression.K).mean).sum().backward()
+            adam.step()
+        torch.testing.assert_close(theta[i], x[0].detach(), rtol=1e-9, atol=1e-12)
+
+
+def test_the_baseline_is_the_mean_of_earlier_losses():
+    seen = []
+
+    def spy(design, fn, *, baseline, **options):
+        seen.append(baseline)
+        return fn(design.sample((2,), generator=options["generator"])).mean()
+
+    score = _contenders.MovingAverage(decay=0.5)
+    design = _contenders.poisson(torch.zeros(3, 7, 4, requires_grad=True), 2)
+    generator = torch.Generator().manual_seed(0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_contenders.estimators, "score_function", spy)
+        for value in (4.0, 2.0, 0.0):
+            score(design, lambda x, v=value: x.sum(-1) * 0 + v, num_samples=2, generator=generator)
+    assert [b.shape for b in seen] == [(3, 1), (3, 1)]
+    assert [float(b[0, 0]) for b in seen] == [4.0, 3.0]
+
+
+def test_the_objective_is_ridge_regression_on_the_subset():
+    """Against the normal equations of the chosen columns, and the exact risk against new data."""
+    d = _regression.data((3,))
+    x = torch.zeros(1, _regression.N, dtype=torch.float64)
+    chosen = [1, 7, 8, 20, 49]
+    x[0, chosen] = 1
+    gram = d.gram[0][chosen][:, chosen] + _regression.RIDGE * torch.eye(5, dtype=torch.float64)
+    w = torch.linalg.solve(gram, d.cross[0, chosen])
+    torch.testing.assert_close(_regression.weights(d, x)[0, chosen], w)
+    value = (d.power[0] - d.cross[0, chosen] @ w) / _regression.EXAMPLES
+    torch.testing.assert_close(_regression.objective(d)(x)[0], value)
+    leaf = torch.rand(1, _regression.N, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(_regression.objective(d), leaf)
+    middle = (x + leaf.detach()) / 2
+    ends = (_regression.objective(d)(x) + _regression.objective(d)(leaf.detach())) / 2
+    assert _regression.objective(d)(middle) < ends  # convex
+    generator = torch.Generator().manual_seed(0)
+    new = torch.randn(400_000, _regression.N, dtype=torch.float64, generator=generator)
+    new = new @ torch.linalg.cholesky(_regression._covariance()).mT
+    error = new @ (_regression.weights(d, x) - d.beta)[0]
+    assert float(_regression.risk(d, x)) == pytest.approx(1 + float(error.square().mean()), rel=0.02)
+
+
+def test_references_are_better_than_chance():
+    of = _regression.references(range(5))
+    assert set(of) == {"true features", "greedy"}
+    assert (of["true features"]["recovery"] == 1).all()
+    assert of["greedy"]["recovery"].mean() > 0.6
+    assert (of["true features"]["test"] < 1.3).all()
+
+
+def test_the_bound_is_that_of_the_law():
+    """The exact divergence, and that of Plackett–Luce by samples, are 0 for equal scores."""
+    parameters = [p[None] for p in _vae._start(0)]
+    parameters[2].zero_(), parameters[3].zero_()
+    for name in ("simple", "relaxed"):
+        loss, law = _vae.bound(digits().test[:5], parameters, CONTENDERS[name].make)
+        assert loss.shape == law.shape == (1,)
+        assert abs(float(law)) < 1e-4
+
+
+def test_the_extra_is_named(monkeypatch):
+    monkeypatch.setattr(_vae, "digits", digits)
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    digits.cache_clear()
+    with pytest.raises(ModuleNotFoundError, match=r"khot\[study\]"):
+        _vae.run(("simple",), **TINY)
+
+
+def test_the_digits():
+    assert [part.shape for part in digits()] == [(1197, 64), (200, 64), (400, 64)]
+    assert set(digits().train.unique().tolist()) == {0.0, 1.0}
+
+
+@problems
+def test_files_and_pictures(problem, tmp_path):
+    rows = problem.run(("simple", "rloo"), **TINY)
+    again = _curves.from_csv(type(rows[0]), _curves.to_csv(rows))
+    assert [dataclasses.astuple(row)[:4] for row in again] == [dataclasses.astuple(row)[:4] for row in rows]
+    assert again[-1].test == pytest.approx(rows[-1].test, rel=1e-5)
+    for path in (tmp_path / "plot.png", tmp_path / "plot.svg"):
+        problem.plot(rows, path)
+    assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
+    text = (tmp_path / "plot.svg").read_text()
+    assert "rloo" in text
+    problem.plot(rows, tmp_path / "plot.svg")
+    assert (tmp_path / "plot.svg").read_text() == text
+    assert isinstance(rows[0], Row)
+
+
+def test_a_style_for_every_estimator():
+    assert set(_curves.STYLE) == set(CONTENDERS)
