@@ -1,20 +1,24 @@
 """The two learning problems: regression by subset selection, and a k-subset autoencoder."""
 
-import dataclasses
+import csv
 import itertools
+import json
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from khot.bench import _contenders, _curves, _learning, _regression, _vae
 from khot.bench._contenders import CONTENDERS
-from khot.bench._learning import BUDGET, TUNING_SEED, Row, Settings, train
+from khot.bench._learning import BUDGET, TUNING_SEED, Settings, run, train
 from khot.bench._vae import Digits, digits
+from khot.cli._app import app
 
-TINY = {"seeds": (0, 1), "steps": 4, "points": 2, "rates": (0.1,), "tuning_seeds": 0, "tuning_steps": 0}
-PROBLEMS = [_regression, _vae]
-problems = pytest.mark.parametrize("problem", PROBLEMS, ids=lambda module: module.__name__.rpartition("_")[2])
+TINY = Settings(seeds=(0, 1), steps=4, points=2, rates=(0.1,), tuning_seeds=0, tuning_steps=0)
+STUDIES = [_regression.STUDY, _vae.STUDY]
+studies = pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
 
 
 @pytest.fixture(autouse=True)
@@ -24,39 +28,39 @@ def _few_held_out(monkeypatch):
     monkeypatch.setattr(_vae, "digits", lambda: few)
 
 
-@problems
-def test_rows_for_every_estimator_seed_and_point(problem):
-    rows = problem.run(**TINY)
+@studies
+def test_rows_for_every_estimator_seed_and_point(study):
+    rows = run(study, settings=TINY)
     expected = list(itertools.product(CONTENDERS, (0, 2, 4), (0, 1)))
     assert [(row.estimator, row.step, row.seed) for row in rows] == expected
     assert all(row.evaluations == BUDGET * row.step for row in rows)
     assert all(torch.tensor([row.test]).isfinite() for row in rows)
     start = {(row.seed, row.test) for row in rows if row.step == 0 and "relaxed" not in row.estimator}
-    if problem is _regression:
+    if study is _regression.STUDY:
         assert len(start) == 2  # all begin alike
-    lines = problem.summary(rows)
-    assert [line["rank"] for line in lines] == list(range(1, len(CONTENDERS) + 1))
-    assert {line["evaluations"] for line in lines} == {4 * BUDGET}
-    assert lines[0]["behind"] == 0
-    assert sum(line["wins"] for line in lines) >= 2
+    lines = _curves.ranking(study, rows)
+    assert [line.rank for line in lines] == list(range(1, len(CONTENDERS) + 1))
+    assert {line.evaluations for line in lines} == {4 * BUDGET}
+    assert lines[0].behind == 0
+    assert sum(line.wins for line in lines) >= 2
 
 
-@problems
-def test_the_same_call_gives_the_same_rows(problem):
+@studies
+def test_the_same_call_gives_the_same_rows(study):
     names = ("straight_through", "imle", "relaxed", "score", "taylor")
     state = torch.random.get_rng_state()
-    first = problem.run(names, **TINY)
+    first = run(study, names, TINY)
     assert torch.equal(torch.random.get_rng_state(), state)  # torch's own generator is left alone
     torch.manual_seed(7)
-    assert problem.run(names, **TINY) == first
-    assert problem.run(names, **{**TINY, "seeds": (2, 3)}) != first
+    assert run(study, names, TINY) == first
+    assert run(study, names, replace(TINY, seeds=(2, 3))) != first
 
 
 @pytest.mark.parametrize("name", CONTENDERS)
-@problems
-def test_every_estimator_evaluates_the_objective_as_often(problem, name):
+@studies
+def test_every_estimator_evaluates_the_objective_as_often(study, name):
     """Counted by a wrapper around the objective itself, beside the count of the rows."""
-    models = problem.problem((0, 1, 2))
+    models = study.problem((0, 1, 2))
     seen = []
 
     def step(parameters):
@@ -80,12 +84,12 @@ def test_a_greedy_estimator_is_found_out(monkeypatch):
     """A negative control: one sample more, and the rows say so."""
     more = CONTENDERS["taylor"]._replace(at_mean=0)
     monkeypatch.setitem(_learning.CONTENDERS, "taylor", more)
-    assert _regression.run(("taylor",), **TINY)[-1].evaluations == 4 * (BUDGET + 1)
+    assert run(_regression.STUDY, ("taylor",), TINY)[-1].evaluations == 4 * (BUDGET + 1)
 
 
 @pytest.mark.parametrize("name", ["straight_through", "simple", "rloo"])
 def test_regression_is_learned(name):
-    rows = _regression.run((name,), **{**TINY, "seeds": (0, 1, 2, 3), "steps": 80, "points": 1})
+    rows = run(_regression.STUDY, (name,), replace(TINY, seeds=(0, 1, 2, 3), steps=80, points=1))
     first, last = (
         {
             key: sum(getattr(row, key) for row in rows if row.step == step) / 4
@@ -100,28 +104,28 @@ def test_regression_is_learned(name):
 
 @pytest.mark.parametrize("name", ["straight_through", "simple", "rloo"])
 def test_the_autoencoder_learns(name):
-    rows = _vae.run((name,), **{**TINY, "seeds": (0,), "steps": 60, "points": 1, "rates": (0.01,)})
+    rows = run(_vae.STUDY, (name,), replace(TINY, seeds=(0,), steps=60, points=1, rates=(0.01,)))
     assert rows[1].test < 0.7 * rows[0].test
     assert rows[1].test == pytest.approx(rows[1].reconstruction + rows[1].divergence)
     assert rows[1].divergence >= 0
 
 
-@problems
-def test_an_interruption_keeps_what_there_is(problem):
+@studies
+def test_an_interruption_keeps_what_there_is(study):
     def stop(label, done, total):
         assert total == 8
         if done == 6:
             raise KeyboardInterrupt
 
     threads = torch.get_num_threads()
-    rows = problem.run(("simple", "rloo"), **TINY, on_progress=stop)
+    rows = run(study, ("simple", "rloo"), TINY, on_progress=stop)
     assert [(row.estimator, row.step) for row in rows[::2]] == [
         *(("simple", step) for step in (0, 2, 4)),
         *(("rloo", step) for step in (0, 2)),
     ]
     assert torch.get_num_threads() == threads
-    assert [line["estimator"] for line in problem.summary(rows)] == ["simple"]  # only what got to the end is ranked
-    assert problem.summary([]) == []
+    assert [line.estimator for line in _curves.ranking(study, rows)] == ["simple"]  # only what got to the end is ranked
+    assert _curves.ranking(study, []) == []
 
 
 def test_settings_are_the_best_on_other_seeds():
@@ -133,13 +137,8 @@ def test_settings_are_the_best_on_other_seeds():
 
     settings = Settings(seeds=(0,), steps=20, points=1, rates=(1e-6, 0.1), tuning_seeds=2, tuning_steps=20)
     labels = []
-    rows = _learning.run(
-        _regression.RegressionRow,
-        problem,
-        ("relaxed",),
-        settings,
-        lambda label, done, total: labels.append((label, done)),
-    )
+    study = replace(_regression.STUDY, problem=problem)
+    rows = run(study, ("relaxed",), settings, lambda label, done, total: labels.append((label, done)))
     assert asked == [(0,), *[(TUNING_SEED, TUNING_SEED + 1) * 2] * 3]
     assert {row.rate for row in rows} == {0.1}
     assert rows[0].knob in CONTENDERS["relaxed"].knobs
@@ -227,7 +226,7 @@ def test_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     digits.cache_clear()
     with pytest.raises(ModuleNotFoundError, match=r"khot\[study\]"):
-        _vae.run(("simple",), **TINY)
+        run(_vae.STUDY, ("simple",), TINY)
 
 
 def test_the_digits():
@@ -235,20 +234,46 @@ def test_the_digits():
     assert set(digits().train.unique().tolist()) == {0.0, 1.0}
 
 
-@problems
-def test_files_and_pictures(problem, tmp_path):
-    rows = problem.run(("simple", "rloo"), **TINY)
-    again = _curves.from_csv(type(rows[0]), _curves.to_csv(rows))
-    assert [dataclasses.astuple(row)[:4] for row in again] == [dataclasses.astuple(row)[:4] for row in rows]
-    assert again[-1].test == pytest.approx(rows[-1].test, rel=1e-5)
-    for path in (tmp_path / "plot.png", tmp_path / "plot.svg"):
-        problem.plot(rows, path)
-    assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
-    text = (tmp_path / "plot.svg").read_text()
-    assert "rloo" in text
-    problem.plot(rows, tmp_path / "plot.svg")
-    assert (tmp_path / "plot.svg").read_text() == text
-    assert isinstance(rows[0], Row)
+@studies
+def test_the_command(study, tmp_path, monkeypatch):
+    monkeypatch.setitem(study.__dict__, "quick", TINY)
+    files = {name: tmp_path / f"curves.{name}" for name in ("csv", "md", "png", "svg")}
+    which = ["study", study.name, "--quick", "--estimator", "simple", "--estimator", "rloo"]
+    paths = ["--csv", str(files["csv"]), "--markdown", str(files["md"])]
+    done = CliRunner().invoke(app, [*which, *paths, "--plot", str(files["png"]), "--json"])
+    assert done.exit_code == 0, done.output
+    places = json.loads(done.stdout)
+    assert [place["rank"] for place in places] == [1, 2]
+    assert {"estimator", "mean", "behind", "evaluations"} <= set(places[0])
+    assert "others" not in places[0]
+    assert len(list(csv.DictReader(files["csv"].read_text().splitlines()))) == 12
+    assert "| `rloo` |" in files["md"].read_text()
+    assert files["png"].read_bytes()[:4] == b"\x89PNG"
+    pictures = []
+    for _ in range(2):
+        shown = CliRunner().invoke(app, [*which, "--plot", str(files["svg"])])
+        pictures.append(files["svg"].read_bytes())
+    assert "First is" in shown.stdout
+    assert "not tuned" in shown.stdout
+    assert pictures[0] == pictures[1]
+
+
+def test_bad_options_and_interruptions_of_the_command(monkeypatch):
+    done = CliRunner().invoke(app, ["study", "regression", "--estimator", "nosuch"])
+    assert done.exit_code == 2
+    assert "must be one of straight_through, simple" in done.stderr
+    monkeypatch.setattr(_learning, "_tune", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert CliRunner().invoke(app, ["study", "regression", "--quick"]).exit_code == 130
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    digits.cache_clear()
+    done = CliRunner().invoke(app, ["study", "vae", "--quick"])
+    assert (done.exit_code, "khot[study]" in done.stderr) == (2, True)
+
+
+def test_one_estimator_is_no_comparison():
+    rows = run(_regression.STUDY, ("simple",), TINY)
+    assert _curves.verdict(_regression.STUDY, rows).startswith("Nothing to compare")
 
 
 def test_a_style_for_every_estimator():

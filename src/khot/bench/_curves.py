@@ -1,22 +1,22 @@
-"""Learning curves as a summary, a file and a picture."""
+"""Learning curves as a ranking, files and a picture."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
-from ._learning import Row
+from ._files import markdown_table
+from ._learning import BUDGET, Row, Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-R = TypeVar("R", bound=Row)
 STYLE = {  # Okabe and Ito's colours; one kind of line for each family
     "straight_through": ("#0072b2", "-"),
     "simple": ("#56b4e9", "-"),
@@ -30,42 +30,125 @@ STYLE = {  # Okabe and Ito's colours; one kind of line for each family
 }
 
 
-def summary(rows: Sequence[R], measure: str, others: Sequence[str]) -> list[dict[str, str | float]]:
-    """At the last step, the estimators that got there, by the mean of a measure over seeds, the least first.
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where an estimator ends up, over all seeds."""
 
-    `error` is the standard error of the mean, `wins` counts seeds on which no other is better, `behind` is the mean
-    difference to the first, seed by seed, with its standard error.
-    """
+    rank: int
+    estimator: str
+    mean: float
+    """Of the measure that ranks."""
+    error: float
+    """Its standard error."""
+    behind: float
+    """The mean difference to the first, seed by seed."""
+    behind_error: float
+    """Its standard error."""
+    wins: int
+    """How many seeds no other is better on."""
+    evaluations: int
+    rate: float
+    knob: float
+    others: dict[str, float]
+    """Means of the other measures."""
+
+
+def ranking(study: Study, rows: Sequence[Row]) -> list[Place]:
+    """The estimators that got to the last step, the best first."""
     last = max((row.step for row in rows), default=0)
-    final: dict[str, dict[int, R]] = {}
+    final: dict[str, dict[int, Row]] = {}
     for row in rows:
         if row.step == last:
             final.setdefault(row.estimator, {})[row.seed] = row
-    value = {name: {seed: getattr(r, measure) for seed, r in found.items()} for name, found in final.items()}
+    first = next(iter(study.panels))
+    value = {name: {seed: getattr(r, first) for seed, r in found.items()} for name, found in final.items()}
     names = sorted(value, key=lambda name: fmean(value[name].values()))
     seeds = sorted({seed for found in value.values() for seed in found})
     least = {seed: min(found[seed] for found in value.values()) for seed in seeds}
-    result: list[dict[str, str | float]] = []
+    result = []
     for rank, name in enumerate(names, 1):
         mean, error = mean_and_error(list(value[name].values()))
         behind, behind_error = mean_and_error([value[name][seed] - value[names[0]][seed] for seed in seeds])
         some = next(iter(final[name].values()))
+        others = {m: fmean(getattr(r, m) for r in final[name].values()) for m, _ in study.columns.values()}
         result.append(
-            {
-                "rank": rank,
-                "estimator": name,
-                "mean": mean,
-                "error": error,
-                "wins": sum(value[name][seed] <= least[seed] + 1e-9 for seed in seeds),
-                "behind": behind,
-                "behind_error": behind_error,
-                **{other: fmean(getattr(r, other) for r in final[name].values()) for other in others},
-                "evaluations": some.evaluations,
-                "rate": some.rate,
-                "knob": some.knob,
-            }
+            Place(
+                rank=rank,
+                estimator=name,
+                mean=mean,
+                error=error,
+                behind=behind,
+                behind_error=behind_error,
+                wins=sum(value[name][seed] <= least[seed] + 1e-9 for seed in seeds),
+                evaluations=some.evaluations,
+                rate=some.rate,
+                knob=some.knob,
+                others=others,
+            )
         )
     return result
+
+
+def table(study: Study, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """A header, and a line for each estimator, the best first; below, the references."""
+    places = ranking(study, rows)
+    header = ["", study.ranked, "behind", "best on", *study.columns, "settings"]
+    lines = [
+        [
+            place.estimator,
+            _plus_minus(place.mean, place.error),
+            _plus_minus(place.behind, place.behind_error) if place.rank > 1 else "–",
+            f"{place.wins}",
+            *(f"{place.others[measure]:{form}}" for measure, form in study.columns.values()),
+            f"{place.rate:g}" + (f", {place.knob:g}" if place.knob else ""),
+        ]
+        for place in places
+    ]
+    for name, of in study.references(sorted({row.seed for row in rows})).items():
+        mean = _plus_minus(*mean_and_error(of[next(iter(study.panels))].tolist()))
+        means = [f"{float(of[measure].mean()):{form}}" for measure, form in study.columns.values()]
+        lines.append([name, mean, "–", "–", *means, "–"])
+    return header, lines
+
+
+def _plus_minus(value: float, error: float) -> str:
+    return f"{value:.3f} ± {error:.3f}"
+
+
+def verdict(study: Study, rows: Sequence[Row]) -> str:
+    """Who is first, and who cannot be told from it."""
+    places = ranking(study, rows)
+    if len(places) < 2 or len({row.seed for row in rows}) < 2:
+        return "Nothing to compare: that takes two estimators and two seeds."
+    first, *rest = places
+    near = [f"`{place.estimator}`" for place in rest if place.behind <= 2 * place.behind_error]
+    others = "all others are behind it by more than two standard errors of the difference"
+    told = f"within two standard errors of the difference: {', '.join(near)}"
+    return f"First is `{first.estimator}`; {told if near else others}."
+
+
+def protocol(study: Study, rows: Sequence[Row]) -> str:
+    """How the table came about."""
+    seeds, steps = len({row.seed for row in rows}), max((row.step for row in rows), default=0)
+    how = study.tuned if steps == study.full.steps else "not tuned"
+    return (
+        f"Means over {seeds} seeds ± standard error after {steps} steps of Adam, {BUDGET} evaluations of the objective "
+        f"each for all (`taylor`: {BUDGET - 1} samples and π); “behind” is the difference to the first, seed by seed. "
+        f"The last column is the learning rate and, where there is one, λ or the temperature: {how}. {study.notes}"
+    )
+
+
+def to_markdown(study: Study, rows: Sequence[Row]) -> str:
+    """The table, the verdict and the protocol."""
+    header, lines = table(study, rows)
+    text = markdown_table(header, [[f"`{name}`" if name in STYLE else name, *line] for name, *line in lines])
+    return f"{text}\n\n{verdict(study, rows)}\n\n{protocol(study, rows)}\n"
+
+
+def to_json(study: Study, rows: Sequence[Row]) -> str:
+    """The ranking, a record for each estimator."""
+    flat = [asdict(place) for place in ranking(study, rows)]
+    return json.dumps([{**place.pop("others"), **place} for place in flat], indent=1)
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
@@ -82,26 +165,16 @@ def to_csv(rows: Sequence[Row]) -> str:
     return text.getvalue()
 
 
-def from_csv(row: type[R], text: str) -> list[R]:
-    """What `to_csv` wrote."""
-    kinds: dict[str, Any] = {"str": str, "int": int, "float": float}
-    read = {field.name: kinds[str(field.type)] for field in fields(row)}
-    return [
-        row(**{name: read[name](value) for name, value in line.items()}) for line in csv.DictReader(text.splitlines())
-    ]
-
-
-def figure(
-    rows: Sequence[Row], panels: Mapping[str, str], references: Mapping[str, Mapping[str, float]] | None = None
-) -> Figure:
-    """A panel for each measure: means over seeds and their standard errors against evaluations, and `references`."""
+def figure(study: Study, rows: Sequence[Row]) -> Figure:
+    """A panel for each measure: means over seeds and their standard errors against evaluations; the references."""
     from matplotlib.figure import Figure
 
-    picture = Figure(figsize=(5 * len(panels), 4.8), layout="constrained")
-    grid = picture.subplots(1, len(panels), squeeze=False)[0]
-    names = [str(row["estimator"]) for row in summary(rows, next(iter(panels)), ())]
+    picture = Figure(figsize=(5 * len(study.panels), 4.8), layout="constrained")
+    grid = picture.subplots(1, len(study.panels), squeeze=False)[0]
+    lines = study.references(sorted({row.seed for row in rows}))
+    names = [place.estimator for place in ranking(study, rows)]
     names += [name for name in dict.fromkeys(row.estimator for row in rows) if name not in names]
-    for axes, (measure, label) in zip(grid, panels.items(), strict=True):
+    for axes, (measure, label) in zip(grid, study.panels.items(), strict=True):
         shown: list[float] = []  # what the axis must hold: the first point is far off, and the same for all
         for name in names:
             points: dict[int, list[float]] = {}
@@ -114,9 +187,10 @@ def figure(
             low, high = ([m + sign * e for m, e in zip(mean, error, strict=True)] for sign in (-1, 1))
             axes.fill_between(list(points), low, high, color=colour, alpha=0.15, linewidth=0)
             shown += [*low[1:], *high[1:]]
-        for (name, of), dash in zip((references or {}).items(), ((0, (1, 1)), (0, (1, 4))), strict=False):
-            axes.axhline(of[measure], color="black", linestyle=dash, linewidth=1.2, label=name)
-            shown.append(of[measure])
+        for (name, of), dash in zip(lines.items(), ((0, (1, 1)), (0, (1, 4))), strict=False):
+            level = float(of[measure].mean())
+            axes.axhline(level, color="black", linestyle=dash, linewidth=1.2, label=name)
+            shown.append(level)
         if shown:
             margin = 0.03 * (max(shown) - min(shown))
             axes.set_ylim(min(shown) - margin, max(shown) + margin)
@@ -126,12 +200,3 @@ def figure(
     handles, labels = grid[0].get_legend_handles_labels()
     picture.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False)
     return picture
-
-
-def save(picture: Figure, path: Path) -> None:
-    """The same bytes each time."""
-    from matplotlib import rc_context
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with rc_context({"svg.hashsalt": "khot", "svg.fonttype": "none"}):
-        picture.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)

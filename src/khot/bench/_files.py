@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def write(path: Path, text: str) -> None:
@@ -20,3 +24,12 @@ def markdown_table(heading: Iterable[str], rows: Iterable[Iterable[str]]) -> str
     heading = [text.replace("|", "\\|") for text in heading]
     lines = [heading, [":---", *["---:"] * (len(heading) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """The same bytes each time."""
+    from matplotlib import rc_context
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with rc_context({"svg.hashsalt": "khot"}):
+        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)

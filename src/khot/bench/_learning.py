@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,20 +70,48 @@ class Problem(NamedTuple):
     """To what settings are chosen by, (m): less is better."""
 
 
-R = TypeVar("R", bound=Row)
 Problems = Callable[[Sequence[int]], Problem]
 
 
-def run(row: type[R], problem: Problems, names: Sequence[str], settings: Settings, on_progress: Progress) -> list[R]:
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A learning problem, how much of it to do, and what to say of it."""
+
+    name: str
+    row: type[Row]
+    problem: Problems
+    """For these seeds."""
+    full: Settings
+    quick: Settings
+    panels: dict[str, str]
+    """What is plotted, with the labels of the axes; estimators are ranked by the first, the least first."""
+    ranked: str
+    """What that first one is called in the table."""
+    columns: dict[str, tuple[str, str]]
+    """The others there: a measure and its format."""
+    references: Callable[[Sequence[int]], dict[str, Measures]] = lambda seeds: {}
+    """What to compare with, (m) each."""
+    tuned: str
+    """How the settings are chosen."""
+    notes: str
+    """On what the columns are."""
+
+
+def run(
+    study: Study,
+    names: Sequence[str] = tuple(CONTENDERS),
+    settings: Settings | None = None,
+    on_progress: Progress = lambda label, done, total: None,
+) -> list[Row]:
     """Choose the settings of each estimator, then train it on all seeds; an interruption keeps what there is.
 
     Settings are the best of all learning rates and knobs, at the end of runs on other seeds. One thread, since rows are
     short and many.
     """
-    s = settings
+    s, problem = settings or study.full, study.problem
     when = {round(s.steps * i / s.points) for i in range(s.points + 1)}
     total = sum(s.steps + len(CONTENDERS[name].knobs) * s.tuning_steps * bool(s.tuning_seeds) for name in names)
-    rows: list[R] = []
+    rows: list[Row] = []
     label, done = "", 0
 
     def on_step() -> None:
@@ -103,7 +131,7 @@ def run(row: type[R], problem: Problems, names: Sequence[str], settings: Setting
             for step, evaluations, parameters in runs:
                 measures = models.measure(parameters, contender.make)
                 rows += [
-                    row(
+                    study.row(
                         estimator=name,
                         seed=seed,
                         step=step,
