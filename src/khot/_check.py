@@ -389,6 +389,22 @@ def one_size(sizes: Tensor) -> None:
         raise NotImplementedError(f"All rows must have the same k to enumerate subsets; got {got}.")
 
 
+def buffer(module: Any, name: str) -> None:
+    """Raise unless a module has a floating buffer of this name."""
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"`module` must be a torch.nn.Module; got {type(module).__name__}.")
+    buffers = dict(module.named_buffers())
+    if name not in buffers or not buffers[name].is_floating_point():
+        known = ", ".join(repr(key) for key, value in buffers.items() if value.is_floating_point()) or "none"
+        raise ValueError(f"`name` must be a floating buffer of {type(module).__name__} ({known}); got {name!r}.")
+
+
+def last_dim(name: str, value: Tensor, n: int) -> None:
+    """Raise unless the last dimension has n entries."""
+    if value.ndim == 0 or value.shape[-1] != n:
+        raise ValueError(f"`{name}` must have {n} features in its last dimension; got {tuple(value.shape)}.")
+
+
 def _tolerance(dtype: torch.dtype) -> float:
     return {torch.float64: 1e-9, torch.float32: 1e-5}.get(dtype, 1e-3)
 

@@ -131,7 +131,7 @@ def vae(
     """An autoencoder of digits whose code is a k-subset, n = 32, k = 8, trained by each estimator at an equal budget.
 
     Scikit-learn's digits (needs khot[study]); less is better of the negative evidence lower bound, in nats, on held-out
-    images. Five seeds, settings of each estimator chosen on another; some eight minutes, one thread. Ctrl-C ends early
+    images. Five seeds, settings of each estimator chosen on another; some seven minutes, one thread. Ctrl-C ends early
     and keeps what was measured.
 
     For example:
