@@ -1,4 +1,4 @@
-# make run | test | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | clean
+# make run | test | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | study | clean
 # One virtual environment, .venv, with khot installed editable; each target installs the extras it needs, once.
 
 PYTHON ?= python3
@@ -8,7 +8,7 @@ BIN := .venv/bin
 NATIVE := src/khot/kernels/native
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test lint docs doctest sanitize wheels figures grid speed halving solver-error clean
+.PHONY: run test lint docs doctest sanitize wheels figures grid speed halving solver-error study clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
@@ -61,6 +61,12 @@ solver-error: $(call stamp,test)
 
 grid: $(call stamp,test)
 	$(BIN)/python benchmarks/grid.py
+
+# Which gradient estimator? Twenty minutes; the files that docs/estimators.md shows.
+study: $(call stamp,test)
+	for name in estimators regression vae; do \
+	  $(BIN)/khot study $$name --csv benchmarks/results/$$name.csv --markdown docs/tables/study-$$name.md --plot docs/img/study-$$name.svg || exit; \
+	done
 
 clean:
 	rm -rf .venv site out build

@@ -13,6 +13,7 @@ from .._version import __version__
 from ..kernels import status
 from . import _study, _tour
 from ._bench import bench
+from ._select import select
 
 app = typer.Typer(
     name="khot",
@@ -38,6 +39,7 @@ def _options(
     pass
 
 
+app.command()(select)
 app.command()(bench)
 app.add_typer(_study.app, name="study")
 

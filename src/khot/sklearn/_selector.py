@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
@@ -9,7 +10,6 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.feature_selection import SelectorMixin
-from sklearn.preprocessing import LabelEncoder
 from sklearn.utils import check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
@@ -112,12 +112,13 @@ class KHotSelector(SelectorMixin, BaseEstimator):
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Train on X (rows, features), y (rows) or (rows, outputs), and weights of rows if they differ."""
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        x, target, outputs = self._validated(X, y)
-        weight = _check_sample_weight(sample_weight, x, dtype=np.float64)
-        k = number_of_features(self.n_features_to_select, x.shape[1])
-        rows = Rows(_standardised(x, weight), target, torch.from_numpy(weight).float())
+        x, target = self._validated(X, y)
+        weight = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
         if not weight.any():
             raise ValueError("`sample_weight` must have a positive entry; got zeros alone.")
+        k = number_of_features(self.n_features_to_select, x.shape[1])
+        rows = self._rows(*_merged(x, target, weight))
+        outputs = rows.y.shape[1] if rows.y.ndim == 2 else len(self.classes_)
         examples, validation = _split(rows, self.validation_fraction, seed)
         gate = KHotGate(
             x.shape[1],
@@ -144,8 +145,8 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         self._support = hard_topk(scores, k).bool().numpy()
         return self
 
-    def _validated(self, X: Any, y: Any) -> tuple[np.ndarray, Tensor, int]:
-        """Features as float64, what to predict, and how many outputs that takes; sets `task_` and `classes_`."""
+    def _validated(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Features and what to predict, numbers or indices of classes, (rows, …); sets `task_` and `classes_`."""
         if self.task not in TASKS:
             raise ValueError(f"`task` must be one of {', '.join(TASKS)}; got {self.task!r}.")
         if y is None or self.task == "reconstruction":
@@ -153,21 +154,28 @@ class KHotSelector(SelectorMixin, BaseEstimator):
                 raise ValueError(
                     f"`y` must be given for {self.task}; got None. Without it, the task is reconstruction."
                 )
-            x = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
             self.task_ = "reconstruction"
-            return x, _standardised(x, np.ones(len(x))), x.shape[1]
+            x = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
+            return x, x[:, :0]
         x, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, multi_output=True)
         self.task_ = find_task(y) if self.task == "auto" else self.task
         if self.task_ == "regression":
-            target = y.astype(np.float64).reshape(len(y), -1)
-            return x, _standardised(target, np.ones(len(y))), target.shape[1]
+            return x, y.astype(np.float64).reshape(len(y), -1)
         y = column_or_1d(y, warn=True)
         check_classification_targets(y)
-        encoder = LabelEncoder().fit(y)
-        self.classes_ = encoder.classes_
+        self.classes_, index = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"`y` must have at least 2 classes; got one class, {self.classes_[0]!r}.")
-        return x, torch.from_numpy(encoder.transform(y)), len(self.classes_)
+        return x, index.astype(np.float64)[:, None]
+
+    def _rows(self, x: np.ndarray, target: np.ndarray, weight: np.ndarray) -> Rows:
+        """As the training wants them."""
+        features = _standardised(x, weight)
+        if self.task_ == "classification":
+            y = torch.from_numpy(target[:, 0]).long()
+        else:
+            y = features if self.task_ == "reconstruction" else _standardised(target, weight)
+        return Rows(features, y, torch.from_numpy(weight).float())
 
     def _train(self, run: Iterator[Progress], k: int) -> Tensor:
         """Scores of the least validation loss at the final budget; the last ones if it is not reached."""
@@ -227,11 +235,23 @@ def _standardised(x: np.ndarray, weight: np.ndarray) -> Tensor:
     return torch.from_numpy((x - mean) / np.where(scale > 1e-12 * np.abs(mean).clip(1e-300), scale, 1)).float()
 
 
+def _merged(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Equal rows as one with the sum of their weights, in an order of their own: by a hash of what they hold.
+
+    So a weight of 2 is the row twice, a weight of 0 is its absence, the order of the rows does not matter, and no row
+    is both trained on and held out.
+    """
+    content = np.ascontiguousarray(np.concatenate([x, y], 1) + 0.0)  # −0 is 0
+    digests = np.array([hashlib.blake2b(row, digest_size=16).digest() for row in content[weight > 0]], dtype="S16")
+    order = np.flatnonzero(weight > 0)
+    _, first, group = np.unique(digests, return_index=True, return_inverse=True)
+    return x[order[first]], y[order[first]], np.bincount(group, weights=weight[order])
+
+
 def _split(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
-    """Random rows to train on, and the held-out ones: both have weight."""
+    """Rows to train on and held-out ones; if there is one row, or no fraction, they are the same."""
     order = torch.randperm(len(rows.x), generator=torch.Generator().manual_seed(seed))
-    order = order[rows.weight[order] > 0]
     held = max(1, round(fraction * len(order)))
-    if len(order) - held < 1 or not fraction:
+    if held >= len(order) or not fraction:
         return rows, rows
     return Rows(*(part[order[held:]] for part in rows)), Rows(*(part[order[:held]] for part in rows))
