@@ -12,7 +12,7 @@ stamp = .venv/.installed-$(1)
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
-	$(BIN)/khot tour --out out/tour.png
+	$(BIN)/khot select -k 10 --out out
 
 test: $(call stamp,test)
 	$(BIN)/pytest -n 2
@@ -78,7 +78,7 @@ clean:
 # torch first and pinned, so that no extra pulls another build in.
 $(call stamp,run) $(call stamp,test) $(call stamp,lint) $(call stamp,docs): $(call stamp,%): pyproject.toml hatch_build.py $(wildcard $(NATIVE)/*) | .venv/bin/pip
 	$(BIN)/pip install --quiet "$(TORCH)" numpy
-	$(BIN)/pip install --quiet --editable ".[$(if $(filter run,$*),cli$(,)plot,$*)]"
+	$(BIN)/pip install --quiet --editable ".[$(if $(filter run,$*),cli$(,)plot$(,)sklearn,$*)]"
 	@touch $@
 
 , := ,

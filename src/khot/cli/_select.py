@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from ..jobs._select import Selection
 
 NEXT = """\
-Next:
-  khot select your.csv --target y -k 5 --report report.html    your own table
-  khot study estimators --quick                                which gradient estimator to train with
-  khot tour                                                    what σ_k does, in a picture"""
+Next: khot select your.csv --target y -k 5 --report report.html   (your own table)
+      khot study estimators --quick   (which gradient to train with)
+      khot tour   (what σ_k does, in a picture)"""
 
 
 class Task(StrEnum):

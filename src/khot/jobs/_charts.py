@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ._html import Html, tag
 
-WIDTH = 640.0
+WIDTH = 480.0
 COLORS = ("var(--mark)", "var(--warm)", "var(--other)")
 DASHES = ("none", "7 4", "2 3")  # told apart without colours too
 
@@ -27,13 +27,13 @@ class Bar(NamedTuple):
 def bars(items: Sequence[Bar], *, top: float | None = None, description: str) -> Html:
     """Horizontal bars from 0 to `top`, with their errors and figures."""
     most = top or max((item.value + item.error for item in items), default=1.0) or 1.0
-    left, right, step = 190.0, WIDTH - 90.0, 28.0
+    left, right, step = 150.0, WIDTH - 52.0, 26.0
     parts = []
     for i, item in enumerate(items):
         y = step * i + 4
         end = _scale(min(max(item.value, 0.0), most), 0.0, most, left, right)
         color = "var(--mark)" if item.is_marked else "var(--other)"
-        parts.append(_text(_cut(item.label, 26), left - 8, y + 15, anchor="end", title=item.label))
+        parts.append(_text(_cut(item.label, 21), left - 8, y + 15, anchor="end", title=item.label))
         parts.append(tag("rect", x=left, y=y, width=round(end - left, 2), height=20, fill=color, rx=2))
         if item.error:
             low, high = (
@@ -58,7 +58,7 @@ def lines(
         for name, points in series.items()
     }
     points = [point for curve in known.values() for point in curve] or [(0.0, 1.0)]
-    height, left, right, top, bottom = 300.0, 64.0, WIDTH - 12.0, 34.0, 258.0
+    height, left, right, top, bottom = 270.0, 52.0, WIDTH - 8.0, 46.0, 228.0
     (x_low, x_high), (y_low, y_high) = (_range([p[i] for p in points], log_y and i == 1) for i in (0, 1))
     parts = []
     for value in _ticks(y_low, y_high, log_y):
@@ -75,9 +75,9 @@ def lines(
             for x, y in curve
         )
         parts.append(tag("polyline", points=at, fill="none", stroke=color, stroke_width=2, stroke_dasharray=dash))
-        x = left + 200 * i
-        parts.append(tag("line", x1=x, y1=12, x2=x + 26, y2=12, stroke=color, stroke_width=2, stroke_dasharray=dash))
-        parts.append(_text(name, x + 32, 16))
+        x = left + (right - left) / len(known) * i
+        parts.append(tag("line", x1=x, y1=12, x2=x + 22, y2=12, stroke=color, stroke_width=2, stroke_dasharray=dash))
+        parts.append(_text(name, x + 27, 16))
     parts.append(_text(x_label, right, height - 8, anchor="end", is_dim=True))
     parts.append(_text(y_label, right, top - 8, anchor="end", is_dim=True))
     return _svg(parts, height, description)
@@ -86,7 +86,7 @@ def lines(
 def pixels(values: Sequence[Sequence[float]], chosen: Sequence[Sequence[bool]], *, description: str) -> Html:
     """A map of values in [0, 1]: the more, the darker; chosen cells have a frame."""
     rows, columns = len(values), len(values[0])
-    size = min(44.0, 360.0 / max(rows, columns))
+    size = min(40.0, 320.0 / max(rows, columns))
     left = (WIDTH - size * columns) / 2
     cells, frames = [], []
     for i in range(rows):

@@ -12,7 +12,7 @@ from ._charts import Bar, bars, lines, pixels
 from ._html import Html, dim, figure, page, paragraph, section, table, tag
 from ._select import Selection
 
-SHOWN = 40
+SHOWN = 30
 """Features in the picture, at most."""
 MEASURES = {"classification": "accuracy", "regression": "R²", "reconstruction": "R² of all features"}
 MODELS = {
@@ -112,8 +112,8 @@ def _comparison(s: Selection) -> list[Html]:
 
 def _training(s: Selection) -> list[Html]:
     curves = {
-        "held-out rows, the k best": [(e["step"], e["validation_loss"]) for e in s.history],
-        "training, sampled features": [(e["step"], e["train_loss"]) for e in s.history],
+        "held out, the k best": [(e["step"], e["validation_loss"]) for e in s.history],
+        "training, samples": [(e["step"], e["train_loss"]) for e in s.history],
     }
     budget = {"features let through": [(e["step"], e["budget"]) for e in s.history]}
     return [
