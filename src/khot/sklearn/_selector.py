@@ -114,8 +114,6 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         x, target = self._validated(X, y)
         weight = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
-        if not weight.any():
-            raise ValueError("`sample_weight` must have a positive entry; got zeros alone.")
         k = number_of_features(self.n_features_to_select, x.shape[1])
         rows = self._rows(*_merged(x, target, weight))
         outputs = rows.y.shape[1] if rows.y.ndim == 2 else len(self.classes_)
