@@ -20,7 +20,7 @@ PUBLIC = {
         *("Design", "Pivotal", "Systematic", "ConditionalPoisson", "Sampford", "Brewer", "Pareto", "PlackettLuce"),
         *("KHotStraightThrough", "RelaxedKHot"),
     },
-    "khot.nn": {"SigmoidTopK"},
+    "khot.nn": {"SigmoidTopK", "KHotGate", "Schedule", "geometric", "linear"},
     "khot.constraints": {"capped_simplex", "k_hot"},
     "khot.estimators": {
         *(
