@@ -3,8 +3,10 @@
 import copy
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import khot
 from khot import estimators
@@ -92,6 +94,36 @@ def test_estimators_that_want_the_objective_get_the_law():
     assert torch.autograd.grad(loss, gate.scores)[0].abs().sum() > 0
 
 
+def test_half_precision_keeps_the_count():
+    """301 is not a bfloat16."""
+    gate = KHotGate(1000, 301).bfloat16()
+    assert (gate(torch.ones(3, 1000, dtype=torch.bfloat16)).count_nonzero(-1) == 301).all()
+
+
+def test_a_relaxed_sample_of_a_full_budget_has_a_finite_gradient():
+    gate = KHotGate(6, 6, estimator=partial(estimators.relaxed, temperature=0.5))
+    (gradient,) = torch.autograd.grad(gate(torch.randn(4, 6), generator=seeded()).sum(), gate.scores)
+    assert gradient.isfinite().all()
+
+
+def test_a_budget_above_n_is_all():
+    gate = KHotGate(4, 2)
+    gate.budget.fill_(9)
+    assert (gate(torch.ones(3, 4)) == 1).all()
+
+
+def test_networks_must_give_a_score_for_each_feature():
+    x = torch.randn(3, 4)
+    with pytest.raises(ValueError, match="0 ≤ k ≤ 4"):
+        KHotGate(nn.Linear(4, 4), 7)(x)
+    for wrong in (nn.Linear(4, 5), nn.Unflatten(-1, (2, 2))):
+        with pytest.raises(ValueError, match=r"`scores\(x\)` must have the shape"):
+            KHotGate(wrong, 2)(x)
+    with pytest.raises(TypeError, match=r"`x` must be a torch\.Tensor; got list"):
+        KHotGate(4, 2)([[1.0] * 4])
+    assert KHotGate(4, np.int64(2)).k == 2
+
+
 def test_half_precision_and_other_dtypes():
     gate = KHotGate(6, 2)
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
@@ -137,7 +169,7 @@ def test_a_schedule_moves_a_buffer_and_resumes():
     for _ in range(12):
         schedule.step()
         seen.append(float(gate.budget))
-    torch.testing.assert_close(torch.tensor(seen[:10]), 100 * 0.04 ** (torch.arange(1, 11) / 10))
+    assert seen[:10] == (100 * 0.04 ** (torch.arange(1, 11) / 10)).round().tolist()
     assert seen[9:] == [4.0] * 3
     again = KHotGate(100, 4)
     resumed = Schedule(again, "budget", 100, 4, steps=10)
@@ -165,7 +197,7 @@ def test_shapes_of_schedules():
 @pytest.mark.parametrize(
     ("arguments", "steps", "says"),
     [
-        (("nosuch", 1.0, 0.1), 3, "floating buffer of KHotGate \\('temperature', 'budget'\\); got 'nosuch'"),
+        (("nosuch", 1.0, 0.1), 3, "buffer of KHotGate \\('temperature', 'budget'\\); got 'nosuch'"),
         (("temperature", 0.0, 0.1), 3, "`start` must be > 0"),
         (("temperature", 1.0, 0.1), -1, "`steps` must be ≥ 0|`steps` must be at least 0"),
     ],

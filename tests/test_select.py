@@ -113,6 +113,25 @@ def test_an_npz_file(tmp_path):
     assert _table.read(tmp_path / "plain.npz", None).names == ["a", "b", "c", "d"]
 
 
+def test_an_index_and_booleans(tmp_path):
+    frame = pd.DataFrame({"a": np.arange(12.0), "b": [True, False] * 6, "y": np.arange(12)})
+    frame.to_csv(tmp_path / "a.csv")
+    found = _table.read(tmp_path / "a.csv", "y")
+    assert found.names == ["a", "b"]
+    assert found.x[:2, 1].tolist() == [1, 0]
+    assert "row numbers" in found.notes[0]
+
+
+@pytest.mark.usefixtures("quick")
+def test_odd_files_come_through(tmp_path):
+    """One feature, and a name that is not UTF-8."""
+    path = tmp_path / os.fsdecode(b"bad\xff.csv")
+    path.write_text("a,y\n" + "".join(f"{i},{i % 2}\n" for i in range(20)))
+    done = khot(path, "--target", "y", "-k", 1, "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert "RFE" not in done.stdout
+
+
 def test_rows_without_a_target_are_left_out(table):
     gone = table.read_text().count(",yes\n")
     found = _table.read(rewritten(table, ",yes\n", ",\n"), "label")
@@ -171,7 +190,11 @@ ROWS = "".join(f"{i},{i % 2},{i % 3}\n" for i in range(20))
             "no columns beside the target",
         ),
         (text("a.csv", "a,b\n" + "1,\n" * 20, "-k", "1"), "column 'b' has no values"),
-        (text("a.csv", "a,b\n" + "1,inf\n" * 20, "-k", "1"), "column 'b' has infinite values"),
+        (text("a.csv", "a,b\n" + "1,inf\n" * 20, "-k", "1"), "column 'b' has values of 1e+100 or more"),
+        (text("a.csv", "a,b\n" + "1,1e200\n2,1\n" * 20, "--target", "b", "-k", "1"), "must be less than 1e+100"),
+        (text("a.csv", "a;b\n" + "1;1,5\n2;2,5\n" * 20, "-k", "1"), "decimal commas"),
+        (text("a.csv", "a=x,a,b\n" + "1,x,1\n2,y,2\n" * 20, "-k", "1"), "would be a feature a=x"),
+        (text("a.csv", "a,b\n" + "1,x\n" * 20 + "1,y\n", "--target", "b", "-k", "1"), "got 1 of 'y'"),
         (text("a.csv", "a,b\n" + "1,x\n" * 20, "--target", "b", "-k", "1"), "at least 2 classes; got 1, 'x'"),
         (text("a.csv", "a,b\n" + "".join(f"w{i},1\n" for i in range(30)), "-k", "1"), "too many different strings"),
         (text("a.csv", "a,b,c\n" + ROWS, "--task", "regression", "-k", "1"), "--task regression needs --target"),
@@ -223,7 +246,9 @@ def test_json_is_one_object(table, tmp_path):
     done = khot(table, "--target", "label", "-k", 2, "--json", "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
-    assert set(found) == {"selected", "scores", "task", "k", "seed", "report"}
+    assert set(found) == {"selected", "scores", "task", "k", "seed", "report", "complete", "notes"}
+    assert found["complete"]
+    assert len(found["notes"]) == 2
     assert [f["rank"] for f in found["selected"]] == [1, 2]
     assert set(found["selected"][0]) == {"name", "rank", "inclusion_probability"}
     assert set(found["scores"]) == {"khot", "all features", "random", "SelectKBest", "L1", "RFE"}
@@ -299,24 +324,49 @@ def test_methods_choose_without_the_rows_that_are_scored(monkeypatch):
     assert score.mean > 0.75
 
 
+def test_the_units_of_the_target_do_not_matter():
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((80, 12))
+    y = x[:, 10] + x[:, 11]
+    found = [dict(_compare.compare(x, y * s, "regression", 2, 0))["L1"] for s in (1.0, 1e-3)]
+    assert found[0].mean > 0.9
+    assert found[1].mean == pytest.approx(found[0].mean, abs=1e-6)
+
+
 def test_an_unaffordable_method_is_left_out():
     assert "RFE" in _compare.methods("classification", 5, (100, 50), 0)
+    assert "RFE" not in _compare.methods("classification", 1, (100, 1), 0)
     assert "RFE" not in _compare.methods("classification", 5, (10_000, 1000), 0)
 
 
-def verdict(**means):
+def verdict(task="classification", **folds):
     from khot.jobs._select_report import verdict
 
-    result = _select.Selection(_table.digits(), "classification", 5, 0, "linear")
-    result.scores = {name: _compare.Score(mean, 0.01) for name, mean in means.items()}
+    result = _select.Selection(_table.digits(), task, 5, 0, "linear")
+    result.scores = {
+        name: _compare.Score(float(np.mean(each)), float(np.std(each)), tuple(each)) for name, each in folds.items()
+    }
     return verdict(result)
 
 
 def test_the_verdict_is_honest():
-    assert verdict(khot=0.9, RFE=0.8, L1=0.7) == "khot's choice is ahead of the best other one, RFE's, by 0.100."
-    assert verdict(khot=0.8, RFE=0.9) == "RFE's choice is ahead of khot's by 0.100: take that one."
-    assert "cannot be told apart" in verdict(khot=0.8, RFE=0.805)
-    assert verdict(RFE=0.9) == "The comparison was cut short."
+    """Folds are compared one by one: a difference that is the same in all is told, whatever their spread."""
+    wide = np.array([0.5, 0.6, 0.7, 0.8, 0.9])
+    step = np.array([0.09, 0.1, 0.1, 0.1, 0.11])
+    assert verdict(khot=wide + step, RFE=wide, L1=wide - 0.1).startswith(
+        "khot's choice is ahead of the best other one, RFE's, by 0.100 ± 0.003."
+    )
+    assert verdict(khot=wide, RFE=wide + step) == "RFE's choice is ahead of khot's by 0.100 ± 0.003: take that one."
+    assert verdict(khot=wide, RFE=wide[::-1] + 0.01).startswith(
+        "khot's choice and RFE's cannot be told apart: RFE's is ahead by 0.010 ±"
+    )
+    assert verdict(khot=wide, RFE=wide) == "khot's choice and RFE's score the same."
+    assert verdict(RFE=wide) == "The comparison was cut short."
+    assert verdict(khot=wide, random=wide + step) == "It is no better than random features."
+    assert verdict(khot=wide + step, random=wide) == ""
+    assert "no score" in verdict(khot=wide * np.nan, RFE=wide)
+    assert verdict(khot=wide, RFE=wide * np.nan) == ""
+    assert verdict("regression", khot=-wide - step, RFE=-wide).endswith("No choice predicts the target at all.")
 
 
 # The report ----------------------------------------------------------------------------------------------------------
@@ -330,6 +380,10 @@ def test_everything_from_outside_is_escaped():
 
 
 def test_charts_of_odd_data():
+    both = _charts.bars(
+        [_charts.Bar("a", -0.2), _charts.Bar("b", -0.1), _charts.Bar("c", float("nan"))], description="d"
+    )
+    assert both.count('width="0.0"') == 3  # no bar below 0, and none of full width
     for points in ([], [(1.0, 2.0)], [(1.0, float("nan")), (2.0, 1.0)], [(0.0, 3.0), (1.0, 3.0)]):
         assert "<svg" in _charts.lines({"a": points}, x_label="x", y_label="y", description="d")
         assert "<svg" in _charts.lines({"a": points}, x_label="x", y_label="y", log_y=True, description="d")

@@ -20,7 +20,7 @@ import khot
 from khot import estimators
 from khot.designs import ConditionalPoisson
 from khot.sklearn import KHotSelector
-from khot.sklearn._selector import find_task, number_of_features
+from khot.sklearn._selector import _standardised, find_task, number_of_features
 
 
 def xor(seed, rows=3000):
@@ -126,6 +126,7 @@ def test_weights_are_repetitions():
 def test_one_line_swaps(swap):
     x, y = load_breast_cancer(return_X_y=True)
     selector = KHotSelector(3, random_state=0, max_steps=60, **swap).fit(x, y)
+    assert selector.get_support().sum() == 3
     chosen = selector.transform(x)
     score = LogisticRegression(max_iter=5000).fit(chosen, y).score(chosen, y)
     assert score > 0.85
@@ -184,12 +185,59 @@ def test_bad_numbers_of_features(given, error, says):
 
 def test_bad_tasks():
     x = np.random.default_rng(0).standard_normal((20, 3))
-    with pytest.raises(ValueError, match="`task` must be one of auto, classification"):
+    with pytest.raises(ValueError, match="`task` must be one of 'auto', 'classification'"):
         KHotSelector(1, task="clustering").fit(x)
     with pytest.raises(ValueError, match="`y` must be given for regression"):
         KHotSelector(1, task="regression").fit(x)
     with pytest.raises(ValueError, match="at least 2 classes; got one class"):
         KHotSelector(1).fit(x, np.zeros(20))
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e200, 1e300])
+def test_units_do_not_matter(scale):
+    x, y = xor(0, rows=300)
+    plain = KHotSelector(2, random_state=0, max_steps=60).fit(x, y)
+    scaled = KHotSelector(2, random_state=0, max_steps=60).fit(x * scale, y)
+    np.testing.assert_allclose(standard(x), standard(x * scale), rtol=1e-6, atol=1e-7)
+    assert scaled.get_support().sum() == plain.get_support().sum() == 2
+
+
+def standard(x):
+    return _standardised(x, np.ones(len(x))).numpy()
+
+
+def test_a_training_that_diverges_is_an_error():
+    x, y = xor(0, rows=300)
+    with pytest.raises(ValueError, match="training diverged"):
+        KHotSelector(2, random_state=0, max_steps=30, learning_rate=1e20).fit(x, y)
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "says"),
+    [
+        ({"max_steps": 0}, ValueError, "`max_steps` must be ≥ 1; got 0"),
+        ({"batch_size": 0}, ValueError, "`batch_size` must be ≥ 1"),
+        ({"patience": None}, TypeError, "`patience` must be an int"),
+        ({"hidden": 64}, TypeError, "such as \\(64, 64\\); got int"),
+        ({"hidden": (0,)}, ValueError, "must be ≥ 1; got 0"),
+        ({"learning_rate": -1.0}, ValueError, "`learning_rate` must be > 0"),
+        ({"gate_learning_rate": float("nan")}, ValueError, "`gate_learning_rate` must be > 0"),
+        ({"annealed": 2.0}, ValueError, "0 ≤ annealed ≤ 1; got 2.0"),
+        ({"validation_fraction": 1.0}, ValueError, "0 ≤ validation_fraction < 1"),
+        ({"temperature": 0.0}, ValueError, "`temperature` must be > 0"),
+    ],
+)
+def test_bad_settings(bad, error, says):
+    x, y = xor(0, rows=50)
+    with pytest.raises(error, match=says):
+        KHotSelector(2, **bad).fit(x, y)
+
+
+def test_the_history_has_means():
+    x, y = xor(0, rows=300)
+    history = KHotSelector(2, random_state=0, max_steps=85).fit(x, y).history_
+    assert [entry["step"] for entry in history[-3:]] == [82, 84, 85]
+    assert history[-1]["train_loss"] > 0.7 * history[-2]["train_loss"]
 
 
 def test_constant_columns_do_no_harm():

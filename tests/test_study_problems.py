@@ -262,6 +262,13 @@ def test_bad_options_and_interruptions_of_the_command(monkeypatch):
     done = CliRunner().invoke(app, ["study", "regression", "--estimator", "nosuch"])
     assert done.exit_code == 2
     assert "must be one of straight_through, simple" in done.stderr
+    for option, value, says in (
+        ("--plot", "x.foo", "must end in .png"),
+        ("--csv", "/proc/nope/x.csv", "cannot be made"),
+    ):
+        done = CliRunner().invoke(app, ["study", "regression", option, value])
+        assert done.exit_code == 2
+        assert says in done.stderr
     monkeypatch.setattr(_learning, "_tune", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     assert CliRunner().invoke(app, ["study", "regression", "--quick"]).exit_code == 130
     monkeypatch.undo()

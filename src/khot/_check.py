@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -124,8 +125,7 @@ def is_cdf(values: Tensor) -> None:
 
 def whole(name: str, value: Any, most: int, what: str) -> None:
     """Raise unless `value` is an int in [0, most]."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"`{name}` must be an int; got {type(value).__name__}.")
+    _whole_number(name, value)
     if not 0 <= value <= most:
         raise ValueError(f"`{name}` must satisfy 0 ≤ {name} ≤ {most} ({what}); got {value}.")
 
@@ -220,8 +220,7 @@ def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
 
 def at_least(name: str, value: Any, least: int) -> None:
     """Raise unless `value` is an int ≥ least."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"`{name}` must be an int; got {type(value).__name__}.")
+    _whole_number(name, value)
     if value < least:
         raise ValueError(f"`{name}` must be ≥ {least}; got {value}.")
 
@@ -390,19 +389,48 @@ def one_size(sizes: Tensor) -> None:
 
 
 def buffer(module: Any, name: str) -> None:
-    """Raise unless a module has a floating buffer of this name."""
+    """Raise unless a module itself has a buffer of this name that holds a number."""
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"`module` must be a torch.nn.Module; got {type(module).__name__}.")
-    buffers = dict(module.named_buffers())
-    if name not in buffers or not buffers[name].is_floating_point():
-        known = ", ".join(repr(key) for key, value in buffers.items() if value.is_floating_point()) or "none"
-        raise ValueError(f"`name` must be a floating buffer of {type(module).__name__} ({known}); got {name!r}.")
+    known = {key: value for key, value in module.named_buffers(recurse=False) if value.dtype != torch.bool}
+    if name not in known:
+        names = ", ".join(map(repr, known)) or "it has none"
+        raise ValueError(f"`name` must be a buffer of {type(module).__name__} ({names}); got {name!r}.")
 
 
 def last_dim(name: str, value: Tensor, n: int) -> None:
-    """Raise unless the last dimension has n entries."""
+    """Raise unless `value` is a tensor whose last dimension has n entries."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"`{name}` must be a torch.Tensor; got {type(value).__name__}.")
     if value.ndim == 0 or value.shape[-1] != n:
         raise ValueError(f"`{name}` must have {n} features in its last dimension; got {tuple(value.shape)}.")
+
+
+def fraction(name: str, value: Any, *, is_open: bool = False) -> None:
+    """Raise unless `value` is a number in [0, 1], or in [0, 1) if that is asked for."""
+    _number(name, value, "a number")
+    if not 0 <= value <= 1 or (is_open and value == 1):
+        raise ValueError(f"`{name}` must satisfy 0 ≤ {name} {'<' if is_open else '≤'} 1; got {value}.")
+
+
+def share_of(name: str, value: Any, n: int) -> None:
+    """Raise unless `value` is an int in [1, n], a float in (0, 1], or None."""
+    if value is None:
+        return
+    _number(name, value, "an int, a float or None")
+    if isinstance(value, Integral):
+        if not 1 <= int(value) <= n:
+            raise ValueError(f"`{name}` must satisfy 1 ≤ k ≤ {n} (number of features); got {value}.")
+    elif not 0 < value <= 1:
+        raise ValueError(f"`{name}`, a fraction, must satisfy 0 < fraction ≤ 1; got {value}.")
+
+
+def sizes_of_layers(name: str, value: Any) -> None:
+    """Raise unless `value` is a tuple or list of ints ≥ 1."""
+    if not isinstance(value, (tuple, list)):
+        raise TypeError(f"`{name}` must be a tuple of ints, such as (64, 64); got {type(value).__name__}.")
+    for size in value:
+        at_least(f"{name}, each of it,", size, 1)
 
 
 def _tolerance(dtype: torch.dtype) -> float:
@@ -422,6 +450,11 @@ def _number(name: str, value: Any, what: str = "a number or a torch.Tensor") -> 
     # bool is an int to Python, but k=True is always a mistake; numpy's scalars count as numbers.
     if isinstance(value, bool) or not (isinstance(value, (int, float)) or _numpy_number(value)):
         raise TypeError(f"`{name}` must be {what}; got {type(value).__name__}.")
+
+
+def _whole_number(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"`{name}` must be an int; got {type(value).__name__}.")
 
 
 def _numpy_number(value: Any) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._files import write as write
 from .._math import cdfs, threshold
 from .._shape import compute_dtype
 from ..designs._sample import sample_khot, sample_relaxed_khot
@@ -16,7 +17,6 @@ from ..relaxations._family import cauchy_topk, euclidean_topk, laplace_topk, nor
 from ..relaxations._hard import hard_topk
 from ..relaxations._threshold import sigmoid_topk
 from ._files import markdown_table as markdown_table
-from ._files import write as write
 from ._measure import measure as measure
 from ._report import COLUMNS as COLUMNS
 from ._report import environment as environment

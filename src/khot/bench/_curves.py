@@ -130,7 +130,7 @@ def verdict(study: Study, rows: Sequence[Row]) -> str:
 def protocol(study: Study, rows: Sequence[Row]) -> str:
     """How the table came about."""
     seeds, steps = len({row.seed for row in rows}), max((row.step for row in rows), default=0)
-    how = study.tuned if steps == study.full.steps else "not tuned"
+    how = study.tuned if seeds == len(study.full.seeds) else "not tuned"
     return (
         f"Means over {seeds} seeds ± standard error after {steps} steps of Adam, {BUDGET} evaluations of the objective "
         f"each for all (`taylor`: {BUDGET - 1} samples and π); “behind” is the difference to the first, seed by seed. "

@@ -1,22 +1,13 @@
-"""Results as files."""
+"""Results as tables and pictures."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-def write(path: Path, text: str) -> None:
-    """Replace a file in one step, so that an interruption leaves the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
 
 
 def markdown_table(heading: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

@@ -6,7 +6,7 @@ import difflib
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Never
+from typing import Annotated
 
 import torch
 import typer
@@ -15,6 +15,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from ..bench import BASELINE, CONTENDERS, Report, Rival, Settings, measure, records, to_csv, to_json, to_table
+from ._show import fail
 
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
 WIDE = 140  # columns of the table where no terminal limits it
@@ -55,12 +56,12 @@ def bench(
     contenders = _contenders(op or list(CONTENDERS))
     settings = _settings(shape, k, dtype, device, threads, compiled, budget)
     if csv is not None and (csv.is_dir() or not csv.parent.is_dir()):
-        _fail(f"--csv must name a file in an existing folder; got {csv}")
+        fail("bench", f"--csv must name a file in an existing folder; got {csv}")
 
     try:
         report = _measure(contenders, settings)
     except (RuntimeError, MemoryError) as error:  # contenders' own failures are reasons in the report
-        _fail(f"--shape must fit into memory; got {shape}: {str(error).splitlines()[0]}")
+        fail("bench", f"--shape must fit into memory; got {shape}: {str(error).splitlines()[0]}")
     rows = records(report)
     if json:
         typer.echo(to_json(rows))
@@ -70,7 +71,7 @@ def bench(
         try:
             csv.write_text(to_csv(rows), encoding="utf-8")
         except OSError as error:
-            _fail(f"--csv must be writable; got {error}")
+            fail("bench", f"--csv must be writable; got {error}")
     if report.interrupted:
         raise typer.Exit(130)
 
@@ -78,15 +79,15 @@ def bench(
 def _settings(shape: str, k: str, dtype: str, device: str, threads: int, compiled: bool, budget: float) -> Settings:
     sizes = _shape(shape)
     if dtype not in DTYPES:
-        _fail(f"--dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
+        fail("bench", f"--dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
     if threads < 1:
-        _fail(f"--threads must be ≥ 1; got {threads}")
+        fail("bench", f"--threads must be ≥ 1; got {threads}")
     if not budget > 0:
-        _fail(f"--budget must be > 0 seconds; got {budget:g}")
+        fail("bench", f"--budget must be > 0 seconds; got {budget:g}")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        _fail(f"--device must be cpu, cuda or cuda:N; got {device!r}")
+        fail("bench", f"--device must be cpu, cuda or cuda:N; got {device!r}")
     if device != "cpu" and not torch.cuda.is_available():
-        _fail(f"--device {device} needs a CUDA build of torch and a GPU; torch.cuda.is_available() is False")
+        fail("bench", f"--device {device} needs a CUDA build of torch and a GPU; torch.cuda.is_available() is False")
     return Settings(
         shape=sizes,
         k=_count(k, sizes[-1]),
@@ -100,7 +101,7 @@ def _settings(shape: str, k: str, dtype: str, device: str, threads: int, compile
 
 def _shape(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"[1-9]\d*([x×][1-9]\d*)*", text):
-        _fail(f"--shape must be positive whole numbers joined by x, such as 4096x64; got {text!r}")
+        fail("bench", f"--shape must be positive whole numbers joined by x, such as 4096x64; got {text!r}")
     return tuple(map(int, re.split("[x×]", text)))
 
 
@@ -108,9 +109,9 @@ def _count(text: str, n: int) -> float:
     try:
         value = max(1, round(float(text[:-1]) / 100 * n)) if text.endswith("%") else float(text)
     except (ValueError, OverflowError):
-        _fail(f"--k must be a number such as 8 or 2.5, or a share such as 10%; got {text!r}")
+        fail("bench", f"--k must be a number such as 8 or 2.5, or a share such as 10%; got {text!r}")
     if not 0 <= value <= n or (text.endswith("%") and not 0 <= float(text[:-1]) <= 100):
-        _fail(f"--k must satisfy 0 ≤ k ≤ {n} (the last size of --shape); got {text}")
+        fail("bench", f"--k must satisfy 0 ≤ k ≤ {n} (the last size of --shape); got {text}")
     return int(value) if value == int(value) else value
 
 
@@ -119,13 +120,8 @@ def _contenders(names: list[str]) -> dict[str, Rival]:
         if name not in CONTENDERS:
             near = difflib.get_close_matches(name, CONTENDERS, n=3, cutoff=0.5)
             hint = f"did you mean {' or '.join(near)}?" if near else "khot bench --list names them all"
-            _fail(f"--op must be a known contender; got {name!r}: {hint}")
+            fail("bench", f"--op must be a known contender; got {name!r}: {hint}")
     return {name: CONTENDERS[name] for name in dict.fromkeys((BASELINE, *names))}
-
-
-def _fail(message: str) -> Never:
-    typer.echo(f"khot bench: {message}.".replace("?.", "?"), err=True)
-    raise typer.Exit(2)
 
 
 def _measure(contenders: dict[str, Rival], settings: Settings) -> Report:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_
 import shlex
 import signal
 import sys
@@ -10,14 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Never
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ..bench import write
-from ._show import progress, table
+from .._files import check_writable, write
+from ._show import fail, progress, table
 
 if TYPE_CHECKING:
     from ..jobs._select import Selection
@@ -84,7 +83,7 @@ def select(
         from ..jobs import _select_report, _table
         from ..jobs._readers import TableError
     except ModuleNotFoundError as missing:
-        _fail(f"it needs {missing.name}: pip install 'khot[sklearn]'")
+        fail("select", f"it needs {missing.name}: pip install 'khot[sklearn]'")
     report_path = report or (out / "report.html" if out else None)
     try:
         found = _table.digits() if file is None else _table.read(file, target, drop or ())
@@ -97,9 +96,9 @@ def select(
         kind = job.task_of(found, task)
         for path in (report_path, *((out / name for name in ("selection.json", "features.csv")) if out else ())):
             if path is not None:
-                job.check_writable(path)
-    except (TableError, ModuleNotFoundError) as problem:
-        _fail(str(problem))
+                check_writable(path)
+    except (ValueError, ModuleNotFoundError) as problem:
+        fail("select", str(problem))
     with _interruptible() as is_stopped, progress() as show:
 
         def on_progress(label: str, done: int, total: int) -> bool:
@@ -114,7 +113,7 @@ def select(
         for name, text in job.files(result, report_path).items():
             write(out / name, text)
     if json:
-        typer.echo(json_.dumps(job.record(result, report_path), indent=1, ensure_ascii=False))
+        typer.echo(job.to_json(result, report_path))
     else:
         _show(result, report_path)
     if not result.is_whole:
@@ -137,7 +136,7 @@ def _show(result: Selection, report: Path | None) -> None:
     if result.scores:
         scores = [[name, f"{score.mean:.3f} ± {score.std:.3f}"] for name, score in result.scores.items()]
         console.print(table(["features by", measure(result)], scores))
-        console.print(verdict(result))
+        console.print(verdict(result), highlight=False)
     if not result.is_whole:
         console.print("[bold]Cut short[/bold]: this is the best so far.")
     if report is not None:
@@ -174,8 +173,3 @@ def _interruptible() -> Iterator[Callable[[], bool]]:
 
 def _command() -> str:
     return shlex.join(["khot", *sys.argv[1:]])
-
-
-def _fail(message: str) -> Never:
-    typer.echo(f"khot select: {message}.", err=True)
-    raise typer.Exit(2)

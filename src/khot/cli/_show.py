@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Never
 
+import typer
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -29,3 +31,10 @@ def progress() -> Iterator[Callable[[str, int, int], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("", total=None)
         yield lambda label, done, total: bar.update(task, description=f"{label:<44}", completed=done, total=total)
+
+
+def fail(command: str, message: str) -> Never:
+    """One line on stderr, and exit code 2."""
+    line = " ".join(message.split())
+    typer.echo(f"khot {command}: {line if line.endswith(('.', '?')) else line + '.'}", err=True)
+    raise typer.Exit(2)

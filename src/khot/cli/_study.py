@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Never
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from ..bench import write
+from .._files import check_writable, write
 from ..bench._contenders import CONTENDERS
 from ..bench._curves import figure, protocol, table, to_csv, to_json, to_markdown, verdict
 from ..bench._estimator_report import (
@@ -26,7 +27,7 @@ from ..bench._files import save
 from ..bench._learning import Study, run
 from ..bench._regression import STUDY as REGRESSION
 from ..bench._vae import STUDY as VAE
-from ._show import progress
+from ._show import fail, progress
 from ._show import table as show_table
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Studies: experiments that settle which method to use.", no_args_is_help=True)
 QUICK_DRAWS, QUICK_SEEDS = 1000, SEEDS[:3]
+PICTURES = (".png", ".svg", ".pdf")
 
 Names = Annotated[list[str] | None, typer.Option("--estimator", help="An estimator; repeat for more. Default: all.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Less of all, settings not tuned: under a minute.")]
@@ -71,7 +73,8 @@ def estimators(
     names = _known("--estimator", estimator, tuple(ENTRANTS))
     objectives = _known("--objective", objective, OBJECTIVES)
     if draws < 2:
-        _fail(f"--draws must be ≥ 2; got {draws}")
+        fail("study", f"--draws must be ≥ 2; got {draws}")
+    _check_paths(csv, markdown, plot)
     seeds = QUICK_SEEDS if quick else SEEDS
     with progress() as on_progress:
         rows = study(
@@ -150,12 +153,13 @@ def _learn(
     plot: Path | None,
 ) -> None:
     names = _known("--estimator", estimator, tuple(CONTENDERS))
+    _check_paths(csv, markdown, plot)
     settings = problem.quick if quick else problem.full
     with progress() as on_progress:
         try:
             rows = run(problem, names, settings, on_progress)
         except ModuleNotFoundError as missing:
-            _fail(str(missing).removesuffix("."))
+            fail("study", str(missing).removesuffix("."))
     if not rows:
         raise typer.Exit(130)
     if json:
@@ -173,6 +177,20 @@ def _learn(
         raise typer.Exit(130)
 
 
+def _check_paths(csv: Path | None, markdown: Path | None, plot: Path | None) -> None:
+    """Before the long work, not after it."""
+    if plot is not None and plot.suffix not in PICTURES:
+        fail("study", f"--plot must end in {', '.join(PICTURES)}; got {plot}")
+    if plot is not None and find_spec("matplotlib") is None:
+        fail("study", "--plot needs matplotlib: pip install 'khot[plot]'")
+    try:
+        for path in (csv, markdown, plot):
+            if path is not None:
+                check_writable(path)
+    except ValueError as problem:
+        fail("study", str(problem))
+
+
 def _save(path: Path | None, text: Callable[[], str]) -> None:
     if path is not None:
         write(path, text())
@@ -180,10 +198,7 @@ def _save(path: Path | None, text: Callable[[], str]) -> None:
 
 def _picture(path: Path | None, draw: Callable[[], Figure]) -> None:
     if path is not None:
-        try:
-            save(draw(), path)
-        except ModuleNotFoundError as missing:
-            _fail(f"--plot needs {missing.name}: pip install 'khot[plot]'")
+        save(draw(), path)
 
 
 def _show(rows: list[Figures], objectives: tuple[str, ...], seeds: int) -> None:
@@ -204,10 +219,5 @@ def _show(rows: list[Figures], objectives: tuple[str, ...], seeds: int) -> None:
 def _known(option: str, given: list[str] | None, known: tuple[str, ...]) -> tuple[str, ...]:
     for name in given or ():
         if name not in known:
-            _fail(f"{option} must be one of {', '.join(known)}; got {name!r}")
+            fail("study", f"{option} must be one of {', '.join(known)}; got {name!r}")
     return tuple(dict.fromkeys(given)) if given else known
-
-
-def _fail(message: str) -> Never:
-    typer.echo(f"khot study: {message}.", err=True)
-    raise typer.Exit(2)

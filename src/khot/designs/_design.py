@@ -96,7 +96,7 @@ class Design(Distribution):
     @property
     def logits(self) -> Tensor:
         """Scores whose `sigmoid_topk` is `probs`, (*batch, n)."""
-        return torch.logit(self._given) if self._is_probs else self._given
+        return _logit(self._given) if self._is_probs else self._given
 
     @property
     def _target(self) -> Tensor:
@@ -116,9 +116,7 @@ class Design(Distribution):
     @property
     def _scores(self) -> Tensor:
         """The logits of `_balanced`, ±inf, without a gradient, where it is 0 or 1."""
-        p = self._balanced
-        is_open = (p > 0) & (p < 1)
-        return torch.where(is_open, torch.logit(torch.where(is_open, p, 0.5)), torch.logit(p.detach()))
+        return _logit(self._balanced)
 
     @property
     def _sampled(self) -> Tensor:
@@ -270,3 +268,9 @@ class Design(Distribution):
         k = self._sizes
         is_one = k.numel() > 0 and bool((k == k.flatten()[0]).all())
         return f"{type(self).__name__}({shape}, k={f'{float(k.flatten()[0]):g}' if is_one else 'per row'})"
+
+
+def _logit(p: Tensor) -> Tensor:
+    """±inf without a gradient where p is 0 or 1: there the derivative is infinite, and 0 times it NaN."""
+    is_open = (p > 0) & (p < 1)
+    return torch.where(is_open, torch.logit(torch.where(is_open, p, 0.5)), torch.logit(p.detach()))

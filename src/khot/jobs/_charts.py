@@ -26,18 +26,19 @@ class Bar(NamedTuple):
 
 def bars(items: Sequence[Bar], *, top: float | None = None, description: str) -> Html:
     """Horizontal bars from 0 to `top`, with their errors and figures."""
-    most = top or max((item.value + item.error for item in items), default=1.0) or 1.0
+    most = top or max([0.0, *(item.value + item.error for item in items if math.isfinite(item.value))]) or 1.0
     left, right, step = 150.0, WIDTH - 52.0, 26.0
     parts = []
     for i, item in enumerate(items):
         y = step * i + 4
-        end = _scale(min(max(item.value, 0.0), most), 0.0, most, left, right)
+        value = item.value if math.isfinite(item.value) else 0.0
+        end = _scale(min(max(value, 0.0), most), 0.0, most, left, right)
         color = "var(--mark)" if item.is_marked else "var(--other)"
         parts.append(_text(_cut(item.label, 21), left - 8, y + 15, anchor="end", title=item.label))
         parts.append(tag("rect", x=left, y=y, width=round(end - left, 2), height=20, fill=color, rx=2))
-        if item.error:
+        if math.isfinite(item.error) and item.error and value + item.error > 0:
             low, high = (
-                _scale(min(max(item.value + sign * item.error, 0.0), most), 0.0, most, left, right) for sign in (-1, 1)
+                _scale(min(max(value + sign * item.error, 0.0), most), 0.0, most, left, right) for sign in (-1, 1)
             )
             parts.append(_line(low, y + 10, high, y + 10, "var(--ink)", 1.5))
         parts.append(_text(item.text or f"{item.value:.3f}", right + 8, y + 15))

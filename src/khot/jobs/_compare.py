@@ -29,7 +29,6 @@ from ..sklearn import KHotSelector
 
 FOLDS = 5
 RANDOM_CHOICES = 5
-MODELS = ("linear", "forest")
 RFE_FITS = 25
 """How many times RFE fits a model, about."""
 AFFORDABLE = 2e6
@@ -41,6 +40,8 @@ class Score(NamedTuple):
 
     mean: float
     std: float
+    folds: tuple[float, ...]
+    """One after the other, the same for all methods; means over several choices."""
 
 
 class Random(SelectorMixin, BaseEstimator):
@@ -88,7 +89,7 @@ def methods(task: str, k: int, shape: tuple[int, int], seed: int) -> dict[str, l
         else Lasso(alpha=0.01)
     )
     result["L1"] = [SelectFromModel(sparse, max_features=k, threshold=-np.inf)]
-    if shape[0] * shape[1] <= AFFORDABLE:
+    if shape[0] * shape[1] <= AFFORDABLE and k < shape[1]:
         ranked = LogisticRegression(max_iter=1000) if is_class else Ridge()
         step = max(1, (shape[1] - k) // RFE_FITS)
         result["RFE"] = [RFE(ranked, n_features_to_select=k, step=step)]
@@ -106,8 +107,10 @@ def compare(
 ) -> Iterator[tuple[str, Score]]:
     """Each method with its score: accuracy, or R² of the target or of all features. Ends when `on_fold` returns True.
 
-    Methods choose anew in every fold, on the rows that are not scored.
+    Methods choose anew in every fold, on the rows that are not scored. One that fails has no score.
     """
+    if task == "regression" and y is not None:
+        y = (y - y.mean()) / (y.std() or 1)  # R² does not see it, penalties do
     target = x if y is None else y
     folds = (StratifiedKFold if task == "classification" else KFold)(_folds(task, target), shuffle=True, random_state=0)
     with warnings.catch_warnings():
@@ -116,7 +119,15 @@ def compare(
         warnings.filterwarnings("ignore", message="(?s)Features .* are constant|The least populated class")
         parts = list(folds.split(x, target))
         candidates = methods(task, k, x.shape, seed)
-        total, done = len(parts) * sum(map(len, candidates.values())), 0
+        total, done, stopped = len(parts) * sum(map(len, candidates.values())), 0, False
+
+        def watch(entry: dict[str, float] | None = None) -> bool:
+            nonlocal stopped
+            stopped = stopped or bool(on_fold(name, done, total))
+            return stopped
+
+        for selector in candidates.get("khot", ()):
+            selector.callback = watch  # it takes the longest
         for name, selectors in candidates.items():
             scores = []
             for selector in selectors:
@@ -124,11 +135,13 @@ def compare(
                     [("scale", StandardScaler()), ("select", selector), ("model", plain_model(task, model, seed))]
                 )
                 for train, test in parts:
-                    if on_fold(name, done, total):
+                    if not watch():
+                        scores.append(_score(clone(pipe), x, y, train, test))
+                    if stopped:
                         return
-                    scores.append(float(_score(clone(pipe), x, y, train, test)))
                     done += 1
-            yield name, Score(float(np.mean(scores)), float(np.std(scores)))
+            folds = np.array(scores).reshape(-1, len(parts))
+            yield name, Score(float(folds.mean()), float(folds.std()), tuple(folds.mean(0).tolist()))
 
 
 def _folds(task: str, target: np.ndarray) -> int:
@@ -140,7 +153,10 @@ def _folds(task: str, target: np.ndarray) -> int:
 
 def _score(pipe: Pipeline, x: np.ndarray, y: np.ndarray | None, train: np.ndarray, test: np.ndarray) -> float:
     if y is not None:
-        return float(pipe.fit(x[train], y[train]).score(x[test], y[test]))
+        try:
+            return float(pipe.fit(x[train], y[train]).score(x[test], y[test]))
+        except ValueError:  # such as a constant column in this part, or one class
+            return float("nan")
     scaler = StandardScaler().fit(x[train])
     wanted = scaler.transform(x[test])
     error = pipe.fit(x[train], scaler.transform(x[train])).predict(x[test]) - wanted

@@ -14,7 +14,6 @@ class Html(str):
 
 
 Child = str | Html
-Attributes = dict[str, object]
 
 
 def tag(name: str, *children: Child, **attributes: object) -> Html:

@@ -11,6 +11,9 @@ import numpy as np
 
 MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}
 
+ROW_NUMBERS = "row numbers"
+"""A first column without a name, as pandas writes its index."""
+
 Columns = dict[str, np.ndarray]
 """Floats with NaN for what is missing, or strings (object) with None."""
 Image = tuple[int, int] | None
@@ -39,6 +42,7 @@ def _csv(path: Path) -> tuple[Columns, Image]:
             raise TableError(f"{path}: row {i + 1} must have {len(names)} values, like the first line; got {len(row)}")
     if not rows:
         raise TableError(f"{path} has names of columns but no rows")
+    names[0] = names[0] or ROW_NUMBERS
     return _columns(path, names, list(zip(*rows, strict=True))), None
 
 
@@ -59,6 +63,8 @@ def _column(values: Sequence[Any]) -> np.ndarray:
         pass
     texts = [None if value is None else str(value).strip() for value in values]
     texts = [None if text is None or text.lower() in MISSING else text for text in texts]
+    if {text.lower() for text in texts if text is not None} <= {"true", "false"}:
+        return np.array([np.nan if text is None else float(text.lower() == "true") for text in texts])
     try:
         return np.array([np.nan if text is None else float(text) for text in texts])
     except ValueError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 
 from ..sklearn import KHotSelector
 from ..sklearn._selector import find_task
-from ._compare import Score, compare
+from ._compare import AFFORDABLE, Score, compare
 from ._readers import TableError
 from ._table import Table
 
@@ -71,10 +71,9 @@ def task_of(table: Table, asked: str) -> str:
         classes, counts = np.unique(table.y.astype(str), return_counts=True)
         if len(classes) < 2:
             raise TableError(f"the target {table.target!r} must have at least 2 classes; got 1, {str(classes[0])!r}")
-        if counts.max() < 2:
-            raise TableError(
-                f"the target {table.target!r} must have classes of more than one row; use --task regression"
-            )
+        if counts.min() < 2:
+            few = str(classes[counts.argmin()])
+            raise TableError(f"each class of {table.target!r} must have 2 rows or more; got 1 of {few!r}")
     return task
 
 
@@ -83,6 +82,8 @@ def select(table: Table, task: str, k: int, seed: int, model: str, on_progress: 
 
     One thread: matrices are small, and threads would wait for one another.
     """
+    if table.x.size > AFFORDABLE and task != "reconstruction":
+        table.notes.append("RFE was left out of the comparison: the table is too large for it.")
     result = Selection(table, task, k, seed, model)
     y = None if task == "reconstruction" else table.y
     if task == "classification" and y is not None:
@@ -132,12 +133,26 @@ def record(selection: Selection, report: Path | None) -> dict[str, Any]:
     """What `--json` prints."""
     return {
         "selected": [feature._asdict() for feature in selection.chosen],
-        "scores": {name: score._asdict() for name, score in selection.scores.items()},
+        "scores": {
+            name: {"mean": _finite(score.mean), "std": _finite(score.std)} for name, score in selection.scores.items()
+        },
         "task": selection.task,
         "k": selection.k,
         "seed": selection.seed,
         "report": None if report is None else str(report),
+        "complete": selection.is_whole,
+        "notes": selection.table.notes,
     }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN."""
+    return value if math.isfinite(value) else None
+
+
+def to_json(selection: Selection, report: Path | None) -> str:
+    """The record as text."""
+    return json.dumps(record(selection, report), indent=1, allow_nan=False)
 
 
 def files(selection: Selection, report: Path) -> dict[str, str]:
@@ -149,19 +164,6 @@ def files(selection: Selection, report: Path) -> dict[str, str]:
         [f.rank, f.name, f"{f.inclusion_probability:.6f}", int(f.rank <= selection.k)] for f in selection.features
     )
     return {
-        "selection.json": json.dumps(record(selection, report), indent=1, ensure_ascii=False) + "\n",
+        "selection.json": to_json(selection, report) + "\n",
         "features.csv": text.getvalue(),
     }
-
-
-def check_writable(path: Path) -> None:
-    """Raise `TableError` unless a file can be written there; the directory is made if it has to be."""
-    folder = path.parent
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise TableError(f"{folder} cannot be made: {problem.strerror}") from problem
-    if path.is_dir():
-        raise TableError(f"{path} must be a file; got a directory")
-    if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
-        raise TableError(f"{path} cannot be written: no permission")

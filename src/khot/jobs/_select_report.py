@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 
 import numpy as np
@@ -9,19 +10,17 @@ import torch
 
 from .._version import __version__
 from ._charts import Bar, bars, lines, pixels
+from ._compare import Score
 from ._html import Html, dim, figure, page, paragraph, section, table, tag
 from ._select import Selection
 
 SHOWN = 30
 """Features in the picture, at most."""
 MEASURES = {"classification": "accuracy", "regression": "R²", "reconstruction": "R² of all features"}
-MODELS = {
-    ("linear", "classification"): "logistic regression",
-    ("linear", "regression"): "ridge regression",
-    ("linear", "reconstruction"): "ridge regression",
-    ("forest", "classification"): "a random forest",
-    ("forest", "regression"): "a random forest",
-    ("forest", "reconstruction"): "a random forest",
+LINEAR = {
+    "classification": "logistic regression",
+    "regression": "ridge regression",
+    "reconstruction": "ridge regression",
 }
 
 
@@ -38,26 +37,47 @@ def report(s: Selection, command: str) -> str:
 
 
 def verdict(s: Selection) -> str:
-    """In a sentence: whose choice scores best, of those that choose k."""
-    rivals = {name: score for name, score in s.scores.items() if name not in ("khot", "all features", "random")}
-    rivals = {name: score for name, score in rivals.items() if "not a choice" not in name}
+    """In a sentence or two: whose choice of k scores best, and whether any is worth something."""
     if "khot" not in s.scores:
         return "The comparison was cut short."
-    if not rivals:
-        return ""
-    name, best = max(rivals.items(), key=lambda item: item[1].mean)
-    ours = s.scores["khot"]
-    difference = ours.mean - best.mean
-    if abs(difference) <= max(ours.std, best.std):
-        return f"khot's choice and {name}'s cannot be told apart ({difference:+.3f}, within the spread of the folds)."
-    if difference > 0:
-        return f"khot's choice is ahead of the best other one, {name}'s, by {difference:.3f}."
-    return f"{name}'s choice is ahead of khot's by {-difference:.3f}: take that one."
+    known = {name: score for name, score in s.scores.items() if all(map(math.isfinite, score.folds))}
+    if "khot" not in known:
+        return "khot's choice has no score: a fold could not be fitted."
+    said = []
+    rivals = {name: score for name, score in known.items() if name in ("SelectKBest", "L1", "RFE")}
+    if rivals:
+        name = max(rivals, key=lambda name: rivals[name].mean)
+        mean, error = _difference(known["khot"], rivals[name])
+        told = f"{abs(mean):.3f} ± {error:.3f}"
+        if abs(mean) <= 2 * error or mean == 0:
+            first = "khot" if mean > 0 else name
+            said.append(
+                f"khot's choice and {name}'s cannot be told apart: {first}'s is ahead by {told}, fold by fold."
+                if mean
+                else f"khot's choice and {name}'s score the same."
+            )
+        elif mean > 0:
+            said.append(f"khot's choice is ahead of the best other one, {name}'s, by {told}.")
+        else:
+            said.append(f"{name}'s choice is ahead of khot's by {told}: take that one.")
+    if "random" in known:
+        mean, error = _difference(known["khot"], known["random"])
+        if mean <= 2 * error:
+            said.append("It is no better than random features.")
+    if s.task != "classification" and max(score.mean for score in known.values()) <= 0:
+        said.append("No choice predicts the target at all.")
+    return " ".join(said)
+
+
+def _difference(a: Score, b: Score) -> tuple[float, float]:
+    """The mean over folds, and its standard error."""
+    each = np.array(a.folds) - np.array(b.folds)
+    return float(each.mean()), float(each.std(ddof=1) / math.sqrt(len(each)))
 
 
 def measure(s: Selection) -> str:
     """What the scores are."""
-    return f"{MEASURES[s.task]} of {MODELS[s.model, s.task]}"
+    return f"{MEASURES[s.task]} of {LINEAR[s.task] if s.model == 'linear' else 'a random forest'}"
 
 
 def _summary(s: Selection) -> Html:
@@ -83,7 +103,7 @@ def _chosen(s: Selection) -> list[Html]:
             values.reshape(shape).tolist(), chosen.reshape(shape).tolist(), description="the chosen pixels"
         )
         parts.append(figure(picture, "The chosen pixels are framed; the darker, the more probable."))
-    shown = s.features[: max(s.k, SHOWN)][:SHOWN]
+    shown = s.features[:SHOWN]
     items = [Bar(f.name, f.inclusion_probability, 0.0, f.rank <= s.k) for f in shown]
     caption = "Inclusion probabilities: they sum to k over all features. "
     caption += "The chosen ones are coloured." + (f" The first {SHOWN} are shown." if len(s.features) > SHOWN else "")
@@ -98,9 +118,13 @@ def _comparison(s: Selection) -> list[Html]:
         return [paragraph("It was not begun.")]
     items = [Bar(name, score.mean, score.std, name == "khot") for name, score in s.scores.items()]
     rows = [[name, f"{score.mean:.3f}", f"{score.std:.3f}"] for name, score in s.scores.items()]
+    what = measure(s)
     return [
         paragraph(verdict(s)),
-        figure(bars(items, description="scores of the methods"), f"{measure(s)}, cross-validated."),
+        figure(
+            bars(items, description="scores of the methods"),
+            f"{what[0].upper()}{what[1:]}, cross-validated; nothing is drawn below 0.",
+        ),
         table(
             ["features by", "mean", "standard deviation"],
             rows,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -9,11 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ._readers import READERS, Columns, TableError
+from ._readers import READERS, ROW_NUMBERS, Columns, TableError
 
 MOST_LEVELS = 20
 """Different strings that a column may hold and still be encoded."""
 LEAST_ROWS = 10
+HUGE = 1e100
+"""Squares of such numbers can still be summed."""
 LISTED = 5
 """Names in a message, at most."""
 
@@ -61,11 +64,13 @@ def read(path: Path, target: str | None, drop: Sequence[str] = ()) -> Table:
     for name in (*drop, *([target] if target is not None else [])):
         _known(name, columns)
     columns = {name: column for name, column in columns.items() if name not in drop}
-    return _table(path.name, columns, target, image)
+    return _table(path.name.encode(errors="surrogateescape").decode(errors="replace"), columns, target, image)
 
 
 def _table(source: str, columns: Columns, target: str | None, image: tuple[int, int] | None) -> Table:
     notes: list[str] = []
+    if columns.pop(ROW_NUMBERS, None) is not None:
+        notes.append("The first column has no name: it was taken for row numbers and left out.")
     y = columns.pop(target) if target is not None else None
     if y is not None:
         known = _is_known(y)
@@ -79,8 +84,8 @@ def _table(source: str, columns: Columns, target: str | None, image: tuple[int, 
     rows = len(next(iter(columns.values())))
     if rows < LEAST_ROWS:
         raise TableError(f"{source} must have at least {LEAST_ROWS} rows; got {rows}")
-    if y is not None and y.dtype != object and np.isinf(y).any():
-        raise TableError(f"the target {target!r} has infinite values")
+    if y is not None and y.dtype != object and not (np.abs(y) < HUGE).all():
+        raise TableError(f"the target {target!r} must be less than {HUGE:g}; got {np.abs(y).max():g}")
     names, x = _features(columns, notes)
     return Table(source, names, x, y, target, notes, image if len(names) == _size(image) else None)
 
@@ -90,10 +95,13 @@ def _features(columns: Columns, notes: list[str]) -> tuple[list[str], np.ndarray
     empty = [name for name, column in columns.items() if not _is_known(column).any()]
     if empty:
         raise TableError(f"{_names(empty)} no values; leave out with --drop")
-    infinite = [name for name, column in columns.items() if column.dtype != object and np.isinf(column).any()]
-    if infinite:
-        raise TableError(f"{_names(infinite)} infinite values; leave out with --drop, or replace them")
-    wide = {name: len(set(column)) for name, column in columns.items() if column.dtype == object}
+    huge = [name for name, column in columns.items() if column.dtype != object and (np.abs(column) >= HUGE).any()]
+    if huge:
+        raise TableError(f"{_names(huge)} values of {HUGE:g} or more; leave out with --drop, or rescale")
+    commas = [name for name, column in columns.items() if column.dtype == object and _has_commas(column)]
+    if commas:
+        raise TableError(f"{_names(commas)} numbers with decimal commas; write them with points")
+    wide = {name: len(set(column) - {None}) for name, column in columns.items() if column.dtype == object}
     wide = {name: levels for name, levels in wide.items() if levels > MOST_LEVELS}
     if wide:
         name, levels = next(iter(wide.items()))
@@ -107,6 +115,8 @@ def _features(columns: Columns, notes: list[str]) -> tuple[list[str], np.ndarray
         if column.dtype == object:
             encoded.append(name)
             for level in sorted({str(value) for value in column if value is not None}):
+                if f"{name}={level}" in columns:
+                    raise TableError(f"{level!r} in column {name!r} would be a feature {name}={level}, which is there")
                 result[f"{name}={level}"] = np.array([value == level for value in column], dtype=np.float64)
             continue
         missing = np.isnan(column)
@@ -131,6 +141,10 @@ def _known(name: str, columns: Columns) -> None:
 def _is_known(column: np.ndarray) -> np.ndarray:
     result: np.ndarray = np.array([v is not None for v in column]) if column.dtype == object else ~np.isnan(column)
     return result
+
+
+def _has_commas(column: np.ndarray) -> bool:
+    return all(re.fullmatch(r"[+-]?\d+,\d+", value) for value in column if value is not None)
 
 
 def _names(names: Sequence[str]) -> str:

@@ -41,8 +41,8 @@ class KHotGate(nn.Module):
         temperature: of the relaxation; a buffer, which a `Schedule` may move.
 
     Attributes:
-        budget: a buffer, the size of m in training: k, unless a `Schedule` moves it, as from n to k: then features are
-            dropped one after the other, and those that matter only together are seen together at first.
+        budget: an integer buffer, the size of m in training: k, unless a `Schedule` moves it, as from n to k: then
+            features are dropped one after the other, and those that matter only together are seen together at first.
 
     Examples:
         >>> gate = KHotGate(4, 2)
@@ -75,26 +75,30 @@ class KHotGate(nn.Module):
             _check.at_least("scores", scores, 1)
             _check.whole("k", k, scores, "features")
         self.scores = scores if isinstance(scores, nn.Module) else nn.Parameter(torch.zeros(scores))
-        self.k = k
+        self.k = int(k)
         self.relaxation, self.design, self.estimator = relaxation, design, estimator
         self.register_buffer("temperature", torch.tensor(float(temperature)))
-        self.register_buffer("budget", torch.tensor(float(k)))
+        self.register_buffer("budget", torch.tensor(int(k)))  # an integer keeps its value in half precision
 
     def scores_of(self, x: Tensor) -> Tensor:
         """The scores θ for x (…, n): (n,), or (…, n) if a network gives them."""
-        theta: Tensor = self.scores(x) if isinstance(self.scores, nn.Module) else self.scores
-        _check.last_dim("x", x, theta.shape[-1])
+        if not isinstance(self.scores, nn.Module):
+            _check.last_dim("x", x, self.scores.shape[-1])
+            return self.scores
+        theta: Tensor = self.scores(x)
+        _check.same_shape("scores(x)", theta, x, "x")
+        _check.whole("k", self.k, x.shape[-1], "features")
         return theta
 
     def probs(self, x: Tensor) -> Tensor:
         """The inclusion probabilities π in training, like the scores."""
-        return self.relaxation(self.scores_of(x), self.budget, temperature=self.temperature)
+        return self.relaxation(self.scores_of(x), self._size(x), temperature=self.temperature)
 
     def law(self, x: Tensor) -> Design:
         """What samples in training are drawn from; estimators that want the objective, such as `rloo`, take it."""
         if self.design is None:
             raise ValueError("`design` is None: this gate is relaxed and has no samples. Give it one, such as Pivotal.")
-        return self.design(self.probs(x).to(torch.float64), self.budget, validate_args=False)
+        return self.design(self.probs(x).to(torch.float64), self._size(x), validate_args=False)
 
     def mask(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """m for x (…, n): a sample for each row in training, k-hot of the greatest scores after it; shape of x."""
@@ -113,6 +117,10 @@ class KHotGate(nn.Module):
     def forward(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """x (…, n) with all but the chosen features zero."""
         return x * self.mask(x, generator=generator)
+
+    def _size(self, x: Tensor) -> Tensor:
+        """Of samples in training."""
+        return self.budget.clamp(max=x.shape[-1])
 
     def extra_repr(self) -> str:
         names = (getattr(part, "__name__", repr(part)) for part in (self.relaxation, self.design, self.estimator))

@@ -29,7 +29,7 @@ class Schedule:
 
     Args:
         module: whose buffer it is.
-        name: of the buffer.
+        name: of the buffer; one of integers gets the nearest.
         start: the value at first.
         end: the value after `steps` steps and from then on.
         steps: how many steps it takes; 0 is at the end at once.
@@ -78,4 +78,4 @@ class Schedule:
 
     def _write(self) -> None:
         buffer: Tensor = getattr(self._module, self._name)  # looked up each time: moving a module replaces its buffers
-        buffer.fill_(self.value)
+        buffer.fill_(self.value if buffer.is_floating_point() else round(self.value))

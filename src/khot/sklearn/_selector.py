@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from numbers import Integral
 from typing import Any, Self
 
 import numpy as np
@@ -15,6 +16,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
+from .. import _check
 from ..designs import Pivotal
 from ..estimators import straight_through_sample
 from ..nn import KHotGate
@@ -111,6 +113,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Train on X (rows, features), y (rows) or (rows, outputs), and weights of rows if they differ."""
+        plan = self._plan()
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         x, target = self._validated(X, y)
         weight = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
@@ -126,7 +129,27 @@ class KHotSelector(SelectorMixin, BaseEstimator):
             estimator=self.estimator,
             temperature=self.temperature,
         )
-        plan = Plan(
+        net = network(x.shape[1], plan.hidden, outputs, seed)
+        scores = self._train(train(examples, validation, gate, net, plan, seed))
+        if not scores.isfinite().all():
+            raise ValueError("training diverged: scores are not finite. Lower `learning_rate` or `gate_learning_rate`.")
+        with torch.no_grad():
+            probabilities = self.relaxation(scores.double(), k, temperature=self.temperature)
+        self.scores_, self.inclusion_probabilities_ = scores.double().numpy(), probabilities.numpy()
+        self._support = hard_topk(scores, k).bool().numpy()
+        return self
+
+    def _plan(self) -> Plan:
+        """How to train, checked."""
+        _check.one_of("task", self.task, TASKS)
+        for name in ("max_steps", "batch_size", "patience"):
+            _check.at_least(name, getattr(self, name), 1)
+        for name in ("learning_rate", "gate_learning_rate"):
+            _check.above(name, getattr(self, name), 0)
+        _check.fraction("annealed", self.annealed)
+        _check.fraction("validation_fraction", self.validation_fraction, is_open=True)
+        _check.sizes_of_layers("hidden", self.hidden)
+        return Plan(
             hidden=tuple(self.hidden),
             max_steps=self.max_steps,
             batch_size=self.batch_size,
@@ -135,18 +158,9 @@ class KHotSelector(SelectorMixin, BaseEstimator):
             annealed=self.annealed,
             patience=self.patience,
         )
-        net = network(x.shape[1], plan.hidden, outputs, seed)
-        scores = self._train(train(examples, validation, gate, net, plan, seed), k)
-        with torch.no_grad():
-            probabilities = self.relaxation(scores.double(), k, temperature=self.temperature)
-        self.scores_, self.inclusion_probabilities_ = scores.double().numpy(), probabilities.numpy()
-        self._support = hard_topk(scores, k).bool().numpy()
-        return self
 
     def _validated(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
         """Features and what to predict, numbers or indices of classes, (rows, …); sets `task_` and `classes_`."""
-        if self.task not in TASKS:
-            raise ValueError(f"`task` must be one of {', '.join(TASKS)}; got {self.task!r}.")
         if y is None or self.task == "reconstruction":
             if self.task not in ("auto", "reconstruction"):
                 raise ValueError(
@@ -175,16 +189,16 @@ class KHotSelector(SelectorMixin, BaseEstimator):
             y = features if self.task_ == "reconstruction" else _standardised(target, weight)
         return Rows(features, y, torch.from_numpy(weight).float())
 
-    def _train(self, run: Iterator[Progress], k: int) -> Tensor:
+    def _train(self, run: Iterator[Progress]) -> Tensor:
         """Scores of the least validation loss at the final budget; the last ones if it is not reached."""
         self.history_: list[dict[str, float]] = []
-        best, result = float("inf"), torch.zeros(0)
+        best, result = float("inf"), torch.tensor(torch.nan)
         for progress in run:
             entry = progress._asdict()
-            del entry["scores"]
+            del entry["scores"], entry["is_final"]
             self.history_.append(entry)
-            if progress.budget > k or progress.validation_loss < best or not len(result):
-                best = progress.validation_loss if progress.budget == k else best
+            if not progress.is_final or progress.validation_loss < best or not result.isfinite().all():
+                best = progress.validation_loss if progress.is_final else best
                 result = progress.scores
             if self.callback is not None and self.callback(entry):
                 break
@@ -202,17 +216,10 @@ class KHotSelector(SelectorMixin, BaseEstimator):
 
 def number_of_features(given: float | None, n: int) -> int:
     """k of n: an int, a fraction, or None for half."""
+    _check.share_of("n_features_to_select", given, n)
     if given is None:
         return max(1, n // 2)
-    if isinstance(given, (bool, np.bool_)) or not isinstance(given, (int, float, np.integer, np.floating)):
-        raise TypeError(f"`n_features_to_select` must be an int, a float or None; got {type(given).__name__}.")
-    if isinstance(given, (float, np.floating)):
-        if not 0 < given <= 1:
-            raise ValueError(f"`n_features_to_select`, a fraction, must satisfy 0 < fraction ≤ 1; got {given}.")
-        return max(1, int(given * n))
-    if not 1 <= given <= n:
-        raise ValueError(f"`n_features_to_select` must satisfy 1 ≤ k ≤ {n} (number of features); got {given}.")
-    return int(given)
+    return int(given) if isinstance(given, Integral) else max(1, int(given * n))
 
 
 def find_task(y: np.ndarray) -> str:
@@ -227,10 +234,12 @@ def find_task(y: np.ndarray) -> str:
 
 
 def _standardised(x: np.ndarray, weight: np.ndarray) -> Tensor:
-    """Columns with mean 0 and variance 1; constant ones are 0."""
-    mean = np.average(x, axis=0, weights=weight)
-    scale = np.sqrt(np.average((x - mean) ** 2, axis=0, weights=weight))
-    return torch.from_numpy((x - mean) / np.where(scale > 1e-12 * np.abs(mean).clip(1e-300), scale, 1)).float()
+    """Columns with mean 0 and variance 1, whatever their size; constant ones are 0."""
+    x = x / np.where(peak := np.abs(x).max(0), peak, 1)
+    x = x - np.average(x, axis=0, weights=weight)
+    x = x / np.where((peak := np.abs(x).max(0)) > 1e-14, peak, np.inf)
+    scale = np.sqrt(np.average(x**2, axis=0, weights=weight))
+    return torch.from_numpy(x / np.where(scale, scale, 1)).float()
 
 
 def _merged(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

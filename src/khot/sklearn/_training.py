@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from ..estimators._exact import takes_objective
-from ..nn import KHotGate, Schedule, geometric
+from ..nn import KHotGate, Schedule
 
 CHECKS = 40
 """How many times in `max_steps` the validation rows are looked at."""
@@ -57,6 +57,8 @@ class Progress(NamedTuple):
     """With the k best features alone."""
     scores: Tensor
     """(n)"""
+    is_final: bool
+    """The budget has come down to k for good."""
 
 
 def network(n: int, hidden: tuple[int, ...], outputs: int, seed: int) -> nn.Sequential:
@@ -80,14 +82,15 @@ def train(
     """
     n, generator = examples.x.shape[1], torch.Generator().manual_seed(seed)
     annealing = round(plan.annealed * plan.max_steps)
-    schedule = Schedule(gate, "budget", n, gate.k, steps=annealing, shape=_whole) if gate.k else None
+    schedule = Schedule(gate, "budget", n, gate.k, steps=annealing)
     optimizer = torch.optim.Adam(
         [
             {"params": net.parameters(), "lr": plan.learning_rate},
             {"params": gate.parameters(), "lr": plan.gate_learning_rate},
         ]
     )
-    every, best, best_step, total = max(1, plan.max_steps // CHECKS), float("inf"), 0, 0.0
+    every, best, best_step = max(1, plan.max_steps // CHECKS), float("inf"), annealing
+    losses: list[float] = []
     cumulative = examples.weight.to(torch.float64).cumsum(0)
     for step in range(1, plan.max_steps + 1):
         at = torch.rand(plan.batch_size, dtype=torch.float64, generator=generator) * cumulative[-1]
@@ -96,17 +99,17 @@ def train(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if schedule:
-            schedule.step()
-        total += float(loss.detach())
+        schedule.step()
+        losses.append(float(loss.detach()))
         if step % every == 0 or step == plan.max_steps:
             found = evaluate(gate, net, validation)
-            if step > annealing and found < best:
+            is_final = step >= annealing
+            if is_final and found < best:
                 best, best_step = found, step
             scores = gate.scores_of(examples.x).detach().clone()
-            yield Progress(step, int(gate.budget), total / every, found, scores)
-            total = 0.0
-            if step - max(best_step, annealing) >= plan.patience:
+            yield Progress(step, int(gate.budget), sum(losses) / len(losses), found, scores, is_final)
+            losses = []
+            if step - best_step >= plan.patience:
                 return
 
 
@@ -117,11 +120,6 @@ def evaluate(gate: KHotGate, net: nn.Module, rows: Rows) -> float:
         losses = _losses(net(gate(rows.x)), rows.y)
     gate.train()
     return float((losses * rows.weight).sum() / rows.weight.sum())
-
-
-def _whole(start: float, end: float, fraction: float) -> float:
-    """Geometric, in whole numbers: few designs have fractional sizes."""
-    return float(round(geometric(start, end, fraction)))
 
 
 def _loss(gate: KHotGate, net: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:

@@ -1,0 +1,26 @@
+"""Files that are whole or not there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def write(path: Path, text: str) -> None:
+    """Replace a file in one step, so that an interruption leaves the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8", errors="replace")
+    os.replace(partial, path)
+
+
+def check_writable(path: Path) -> None:
+    """Raise ValueError unless a file can be written there; its folder is made if it has to be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise ValueError(f"{path.parent} cannot be made: {problem.strerror}") from problem
+    if path.is_dir():
+        raise ValueError(f"{path} must be a file; got a directory")
+    if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        raise ValueError(f"{path} cannot be written: no permission")
