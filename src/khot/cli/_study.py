@@ -38,7 +38,7 @@ QUICK_DRAWS, QUICK_SEEDS = 1000, SEEDS[:3]
 PICTURES = (".png", ".svg", ".pdf")
 
 Names = Annotated[list[str] | None, typer.Option("--estimator", help="An estimator; repeat for more. Default: all.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Less of all, settings not tuned: under a minute.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Less of all, settings not tuned: half a minute or so.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, to stdout.")]
 Csv = Annotated[Path | None, typer.Option(help="Write a CSV file as well.")]
 Markdown = Annotated[Path | None, typer.Option(help="Write a Markdown table as well.")]
