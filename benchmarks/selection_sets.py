@@ -79,9 +79,7 @@ def xor_in_noise(seed: int, rows: int) -> Known:
 
 def blobs(seed: int, rows: int) -> Known:
     """scikit-learn's `make_classification`: 5 informative columns and 95 of noise."""
-    x, y = make_classification(
-        rows, n_features=100, n_informative=5, n_redundant=0, shuffle=False, random_state=seed
-    )
+    x, y = make_classification(rows, n_features=100, n_informative=5, n_redundant=0, shuffle=False, random_state=seed)
     return Known(x, y, np.arange(100) < 5)
 
 
