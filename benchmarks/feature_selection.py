@@ -1,0 +1,205 @@
+"""Which features? Selection by khot, by other gates and by scikit-learn's methods, on sets of known and unknown answer.
+
+Recovery: on synthetic sets, the share of the true features among the k selected, and whether all are there. Scores: on
+digits, breast cancer and (if you have it) MNIST, the test accuracy of plain models on k selected features. Methods run
+at one setting each: khot at its defaults, the others at published ones or at the best of `--tune`. One thread. Writes
+`feature_selection.csv`, two tables and a figure of the docs. Ctrl-C ends early, and writes what there is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import chain, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from figures import svg
+from rival_gates import OURS, Concrete, GateSelector, L2XGate, StochasticGates
+from selection_report import Row, figure, from_csv, recovery_table, scores_table, to_csv
+from selection_sets import KNOWN, REAL, Known, mnist
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.feature_selection import SelectKBest, mutual_info_classif
+from sklearn.model_selection import train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from khot.bench import markdown_table, write
+from khot.jobs._compare import methods, plain_model
+from khot.nn import KHotGate
+from khot.sklearn._training import Plan, Rows, network, train
+
+ROOT = Path(__file__).parents[1]
+CONCRETE_RATES, STG_RATES, STG_STRENGTHS = (0.003, 0.02, 0.1, 0.3), (0.003, 0.02), (0.03, 0.1, 0.3, 1.0)
+CONCRETE_RATE, STG_RATE, STG_STRENGTH = 0.1, 0.003, 0.1
+TUNING_SEEDS = (1000, 1001)
+FRESH = 5000
+"""Added to the seed of a set for rows to judge on."""
+INSTANCE_WISE = {
+    "khot, for each row, relaxed": partial(KHotGate, design=None),
+    "khot, for each row, sampled": KHotGate,
+    "L2X, for each row": L2XGate,
+}
+
+
+def selectors(k: int, shape: tuple[int, int], seed: int, steps: int) -> dict[str, Any]:
+    """The methods that can be afforded, by name."""
+    known = {name: first for name, (first, *_) in methods("classification", k, shape, seed).items()}
+    stg = partial(StochasticGates, strength=STG_STRENGTH)
+    return {
+        "khot": known["khot"].set_params(max_steps=steps),
+        "concrete": GateSelector(k, Concrete, gate_learning_rate=CONCRETE_RATE, max_steps=steps, seed=seed),
+        "STG": GateSelector(k, stg, gate_learning_rate=STG_RATE, max_steps=steps, seed=seed),
+        "F test": known["SelectKBest"],
+        "mutual information": SelectKBest(partial(mutual_info_classif, random_state=seed), k=k),
+        **{name: known[name] for name in ("L1", "RFE", "random", "all features") if name in known},
+    }
+
+
+def judge(chosen: np.ndarray, scores: np.ndarray | None, truth: np.ndarray) -> dict[str, float]:
+    """Measures of a choice, bool (n) or (rows, n); the median rank of true features where they differ between rows."""
+    found = (chosen & truth).sum(-1) / truth.sum(-1)
+    result = {"found": float(np.mean(found)), "whole": float(np.mean(found == 1))}
+    if truth.ndim == 2 and scores is not None:
+        rank = np.broadcast_to((-scores).argsort(-1).argsort(-1) + 1, truth.shape)
+        result["median rank"] = float(np.median(rank[truth].reshape(len(truth), -1), axis=1).mean())
+    return result
+
+
+def recovery(seeds: Iterable[int], less: int = 1, names: Iterable[str] = tuple(KNOWN)) -> Iterator[Row]:
+    """Every set, seed and method; with `less`, rows and steps are divided by it."""
+    for name, seed in product(names, seeds):
+        make, rows = KNOWN[name]
+        known, steps = make(seed, rows // less), OURS["max_steps"] // less
+        x = StandardScaler().fit_transform(known.x)
+        for method, selector in selectors(known.k, x.shape, seed, steps).items():
+            if method != "all features":
+                fitted = selector.fit(x, known.y)
+                measures = judge(fitted.get_support(), getattr(fitted, "scores_", None), known.truth)
+                yield from (Row(name, known.k, method, seed, *measure) for measure in measures.items())
+        if known.truth.ndim == 2:
+            fresh = make(seed + FRESH, rows // less)
+            for method, gate in INSTANCE_WISE.items():
+                measures = judge(*instance_wise(gate, known, fresh, steps, seed), fresh.truth)
+                yield from (Row(name, known.k, method, seed, *measure) for measure in measures.items())
+
+
+def instance_wise(make: Any, known: Known, fresh: Known, steps: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """A choice for each fresh row by a gate whose scores are a network's, and those scores; (rows, n) both.
+
+    The budget is k from the first step on, and the gate's network learns slower than the other.
+    """
+    n, hidden, scaler = known.x.shape[1], OURS["hidden"], StandardScaler().fit(known.x)
+    x, new = (torch.from_numpy(scaler.transform(part.x)).float() for part in (known, fresh))
+    gate = make(network(n, hidden, n, seed + 1), known.k)
+    rows = Rows(x, torch.from_numpy(known.y), torch.ones(len(x)))
+    plan = Plan(
+        hidden=hidden,
+        max_steps=steps,
+        batch_size=OURS["batch_size"],
+        learning_rate=OURS["learning_rate"],
+        gate_learning_rate=1e-3,
+        annealed=0.0,
+        patience=steps,
+    )
+    for _ in train(rows, rows, gate, network(n, hidden, 2, seed), plan, seed):
+        pass
+    with torch.no_grad():
+        return gate.eval().mask(new).bool().numpy(), gate.scores_of(new).numpy()
+
+
+def scores(seeds: Iterable[int], directory: Path | None = None, less: int = 1) -> Iterator[Row]:
+    """Test accuracy on a quarter of the rows, held out, after selection on the others."""
+    real = REAL | ({"MNIST": (partial(mnist, directory), (20, 50))} if directory else {})
+    for name, (load, ks) in real.items():
+        x, y = (part[:: 1 if less == 1 else 3] for part in load())
+        for k, seed in product(ks, seeds):
+            train_x, test_x, train_y, test_y = train_test_split(x, y, test_size=0.25, stratify=y, random_state=seed)
+            for method, selector in selectors(k, train_x.shape, seed, OURS["max_steps"] // less).items():
+                chosen = make_pipeline(StandardScaler(), selector).fit(train_x, train_y)
+                for kind in ("linear", "forest"):
+                    model = plain_model("classification", kind, seed).fit(chosen.transform(train_x), train_y)
+                    yield Row(name, k, method, seed, kind, model.score(chosen.transform(test_x), test_y))
+
+
+def tune() -> str:
+    """The share of true features found on other seeds by each setting of the rivals: a Markdown table."""
+    settings = {f"concrete, rate {rate}": (Concrete, rate) for rate in CONCRETE_RATES} | {
+        f"STG, rate {rate}, λ = {strength}": (partial(StochasticGates, strength=strength), rate)
+        for rate, strength in product(STG_RATES, STG_STRENGTHS)
+    }
+    names, lines = [name for name in KNOWN if name != "switch"], []
+    for label, (gate, rate) in settings.items():
+        found = []
+        for name in names:
+            sets = [KNOWN[name][0](seed, KNOWN[name][1]) for seed in TUNING_SEEDS]
+            selector = [GateSelector(known.k, gate, gate_learning_rate=rate).fit(known.x, known.y) for known in sets]
+            pairs = zip(selector, sets, strict=True)
+            found.append(float(np.mean([judge(s.get_support(), None, known.truth)["found"] for s, known in pairs])))
+        lines.append([label, *(f"{share:.2f}" for share in found), f"{np.mean(found):.2f}"])
+        print(" ".join(lines[-1]), file=sys.stderr, flush=True)
+    return markdown_table(["", *names, "mean"], lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, metavar="N", help="default: 10 for recovery, 5 for scores")
+    parser.add_argument("--mnist", type=Path, metavar="DIR", help="with MNIST's raw idx files; left out without it")
+    parser.add_argument("--quick", action="store_true", help="2 seeds, less rows and steps: under a minute")
+    parser.add_argument("--tune", action="store_true", help="only the rivals' settings, on other seeds, to the screen")
+    parser.add_argument("--redraw", action="store_true", help="only the tables and the figure, from the CSV there is")
+    where = "default: benchmarks/results, docs/tables and docs/img; out/ with --quick"
+    parser.add_argument("--out", type=Path, metavar="DIR", help=where)
+    args = parser.parse_args()
+    if args.seeds is not None and args.seeds < 1:
+        parser.error(f"--seeds must be ≥ 1; got {args.seeds}")
+    torch.set_num_threads(1)
+    if args.tune:
+        print(tune())
+        return 0
+    out = Path("out") if args.quick and args.out is None else args.out  # not over the full results
+    results = (out or ROOT / "benchmarks" / "results") / "feature_selection.csv"
+    is_interrupted = False
+    if not args.redraw:
+        is_interrupted = measure(results, args.seeds, args.mnist, args.quick)
+    rows = from_csv(results.read_text(encoding="utf-8")) if results.exists() else []
+    if rows:
+        tables = out or ROOT / "docs" / "tables"
+        write(tables / "feature-selection-recovery.md", recovery_table(rows))
+        write(tables / "feature-selection-scores.md", scores_table(rows))
+        write((out or ROOT / "docs" / "img") / "feature-selection.svg", svg(figure(rows)))
+        print(recovery_table(rows) + "\n" + scores_table(rows))
+    return 130 if is_interrupted else 0
+
+
+def measure(results: Path, count: int | None, directory: Path | None, is_quick: bool) -> bool:
+    """Measure and write the CSV; whether it was interrupted."""
+    if directory is None:
+        print("MNIST is left out: no --mnist DIR with its raw idx files was given", file=sys.stderr)
+    counts, less = (2, 2) if is_quick else (count or 10, count or 5), 10 if is_quick else 1
+    start, rows, is_interrupted = time.perf_counter(), [], False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # L1's, as in `khot select`
+        warnings.simplefilter("ignore", RuntimeWarning)  # F scores of constant columns
+        warnings.filterwarnings("ignore", message="(?s)Features .* are constant")
+        try:
+            for row in chain(recovery(range(counts[0]), less), scores(range(counts[1]), directory, less)):
+                rows.append(row)
+                what = f"{time.perf_counter() - start:4.0f} s  {row.set}, {row.method}, seed {row.seed}"
+                print(f"\r{what:<79}", end="", file=sys.stderr, flush=True)
+        except KeyboardInterrupt:
+            is_interrupted = True
+    print(f"\n{len(rows)} rows in {time.perf_counter() - start:.0f} s", file=sys.stderr)
+    if rows:
+        write(results, to_csv(rows))
+    return is_interrupted
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""What was measured on feature selection, as a file, tables and a figure."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from khot.bench import markdown_table
+from khot.bench._curves import mean_and_error
+
+NOTE = "<!-- Written by benchmarks/feature_selection.py; do not edit. -->\n\n"
+STYLE = {  # Okabe and Ito's colours
+    "khot": ("#d55e00", "o"),
+    "khot, for each row, relaxed": ("#d55e00", "*"),
+    "khot, for each row, sampled": ("#d55e00", "X"),
+    "L2X, for each row": ("#000000", "*"),
+    "concrete": ("#0072b2", "s"),
+    "STG": ("#56b4e9", "D"),
+    "F test": ("#009e73", "^"),
+    "mutual information": ("#009e73", "v"),
+    "L1": ("#cc79a7", "<"),
+    "RFE": ("#cc79a7", ">"),
+    "random": ("#999999", "+"),
+    "all features": ("#999999", "|"),
+}
+PER_ROW = "khot, for each row, relaxed"
+MODELS = {"linear": "logistic", "forest": "forest"}
+
+
+class Row(NamedTuple):
+    """One number; the fields are the columns of the CSV."""
+
+    set: str
+    k: int
+    method: str
+    seed: int
+    measure: str
+    value: float
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """With a header line; six digits."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(Row._fields)
+    writer.writerows([*row[:-1], f"{row.value:.6g}"] for row in rows)
+    return text.getvalue()
+
+
+def from_csv(text: str) -> list[Row]:
+    """What `to_csv` wrote."""
+    lines = list(csv.reader(io.StringIO(text)))[1:]
+    return [Row(name, int(k), method, int(seed), measure, float(v)) for name, k, method, seed, measure, v in lines]
+
+
+def values(rows: Sequence[Row], **wanted: object) -> list[float]:
+    """Of the rows with these fields, one for each seed."""
+    return [row.value for row in rows if all(getattr(row, field) == value for field, value in wanted.items())]
+
+
+def _cells(rows: Sequence[Row], column: dict[str, object], show: Callable[[str, list[float]], str]) -> dict[str, str]:
+    """A column of a table: method to text, the best in bold; what is not a choice of k features cannot be best."""
+    found = {method: values(rows, method=method, **column) for method in STYLE}
+    means = {method: mean_and_error(of)[0] for method, of in found.items() if of}
+    best = max((mean for method, mean in means.items() if method != "all features"), default=None)
+    return {
+        method: f"**{text}**" if means[method] == best and method != "all features" else text
+        for method in means
+        if (text := show(method, found[method]))
+    }
+
+
+def told(rows: Sequence[Row], columns: dict[str, dict[str, object]]) -> str:
+    """Who is ahead of khot (of its choice for each row, if there is one), and whether by two standard errors.
+
+    Errors are those of the difference, seed by seed.
+    """
+    clearly, hardly = [], []
+    for name, column in columns.items():
+        ours = next(method for method in (PER_ROW, "khot") if method == "khot" or values(rows, method=method, **column))
+        mine = values(rows, method=ours, **column)
+        for method in STYLE:
+            theirs = values(rows, method=method, **column)
+            if method.startswith("khot") or method == "all features" or not mine or len(theirs) != len(mine):
+                continue
+            by, error = mean_and_error([b - a for a, b in zip(mine, theirs, strict=True)])
+            if by > 0:
+                (clearly if by > 2 * error else hardly).append(f"{method} on {name} ({by:.3f} ± {error:.3f})")
+    parts = [
+        f"{label}: {', '.join(found)}."
+        for label, found in (("Ahead of khot", clearly), ("Ahead, but within two standard errors", hardly))
+        if found
+    ]
+    return "\n\n".join(parts) or "No method is ahead of khot."
+
+
+def recovery_table(rows: Sequence[Row]) -> str:
+    """Methods × sets of known answer: the share found, and the seeds where the whole set was."""
+    sets = list(dict.fromkeys((row.set, row.k) for row in rows if row.measure == "found"))
+
+    def show(name: str) -> Callable[[str, list[float]], str]:
+        def text(method: str, found: list[float]) -> str:
+            rank = values(rows, set=name, method=method, measure="median rank")
+            if name == "switch":
+                return f"{mean_and_error(found)[0]:.0%}" + (f", rank {mean_and_error(rank)[0]:.1f}" if rank else "")
+            whole = values(rows, set=name, method=method, measure="whole")
+            return f"{mean_and_error(found)[0]:.0%}, {sum(whole):.0f}/{len(whole)}"
+
+        return text
+
+    columns = [_cells(rows, {"set": name, "measure": "found"}, show(name)) for name, _ in sets]
+    lines = [[method, *(c.get(method, "–") for c in columns)] for method in STYLE if any(method in c for c in columns)]
+    heading = ["", *(f"{name}, k = {k}" for name, k in sets)]
+    told_by = {name: {"set": name, "measure": "found"} for name, _ in sets}
+    return (
+        NOTE
+        + markdown_table(heading, lines)
+        + "\n\nThe share of the true features among the k selected, and the seeds on which all of them were; on "
+        + "`switch`, where five features matter in each row and others in the next, the mean over rows, and the median "
+        + "rank of the true ones (3 at best, 5.5 by chance). Bold is the best of a column.\n\n"
+        + told(rows, told_by)
+        + "\n"
+    )
+
+
+def scores_table(rows: Sequence[Row]) -> str:
+    """Methods × real sets and models: test accuracy."""
+    columns = [
+        {"set": name, "k": k, "measure": measure}
+        for name, k in dict.fromkeys((row.set, row.k) for row in rows if row.measure in MODELS)
+        for measure in MODELS
+    ]
+
+    def show(method: str, of: list[float]) -> str:
+        mean, error = mean_and_error(of)
+        return f"{mean:.3f} ± {error:.3f}"
+
+    cells = [_cells(rows, column, show) for column in columns]
+    lines = [[method, *(c.get(method, "–") for c in cells)] for method in STYLE if any(method in c for c in cells)]
+    names = [f"{c['set']}, k = {c['k']}, {MODELS[str(c['measure'])]}" for c in columns]
+    left = "" if any(row.set == "MNIST" for row in rows) else "MNIST was not measured: it takes `--mnist DIR`.\n\n"
+    return (
+        NOTE
+        + markdown_table(["", *names], lines)
+        + "\n\nAccuracy of logistic regression and of a random forest on a quarter of the rows, held out; means over "
+        + "splits ± standard error; bold is the best choice of k features in a column. Differences below are taken "
+        + f"split by split.\n\n{told(rows, dict(zip(names, columns, strict=True)))}\n\n{left}".rstrip()
+        + "\n"
+    )
+
+
+def figure(rows: Sequence[Row]) -> Figure:
+    """Dots with standard errors: shares found on the left, accuracies on the right."""
+    picture = Figure(figsize=(11, 6.4), layout="constrained")
+    left, right = picture.subplots(1, 2)
+    known = {row.set: {"set": row.set, "measure": "found"} for row in rows if row.measure == "found"}
+    real = {
+        f"{row.set}, k = {row.k},\n{MODELS[row.measure]}": {"set": row.set, "k": row.k, "measure": row.measure}
+        for row in rows
+        if row.measure in MODELS
+    }
+    _dots(left, rows, known)
+    _dots(right, rows, real)
+    left.set(xlabel="share of the true features found", xlim=(-0.03, 1.03))
+    right.set(xlabel="test accuracy")
+    seen: dict[str, object] = {}
+    for axes in (left, right):
+        seen |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    order = [name for name in STYLE if name in seen]
+    picture.legend([seen[name] for name in order], order, loc="outside lower center", ncols=4, frameon=False)
+    return picture
+
+
+def _dots(axes: Axes, rows: Sequence[Row], lines: dict[str, dict[str, object]]) -> None:
+    """A band for each line, and in it a dot for each method, one below the other."""
+    for place, column in enumerate(lines.values()):
+        found = {method: of for method in STYLE if (of := values(rows, method=method, **column))}
+        for i, (method, of) in enumerate(found.items()):
+            mean, error = mean_and_error(of)
+            colour, marker = STYLE[method]
+            y = place + 0.8 * ((i + 0.5) / len(found) - 0.5)
+            label = method if place == 0 or method not in axes.get_legend_handles_labels()[1] else None
+            axes.errorbar(mean, y, xerr=error, fmt=marker, color=colour, ms=5, elinewidth=1, label=label)
+        if place % 2:
+            axes.axhspan(place - 0.5, place + 0.5, color="0.96", zorder=0)
+    axes.set_yticks(range(len(lines)), list(lines))
+    axes.set_ylim(len(lines) - 0.5, -0.5)
+    axes.grid(True, axis="x", color="0.9")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
