@@ -20,7 +20,10 @@ PUBLIC = {
         *("Design", "Pivotal", "Systematic", "ConditionalPoisson", "Sampford", "Brewer", "Pareto", "PlackettLuce"),
         *("KHotStraightThrough", "RelaxedKHot"),
     },
-    "khot.nn": {"SigmoidTopK"},
+    "khot.nn": {
+        *("SigmoidTopK", "SparseAutoencoder", "SparseAutoencoderConfig", "SparseAutoencoderOutput", "SparseCode"),
+        *("aux_k_loss", "aux_zipf_loss", "SparseAutoencoderMetrics"),
+    },
     "khot.constraints": {"capped_simplex", "k_hot"},
     "khot.estimators": {
         *(
