@@ -13,6 +13,7 @@ from .._version import __version__
 from ..kernels import status
 from . import _study, _tour
 from ._bench import bench
+from ._sae import sae
 
 app = typer.Typer(
     name="khot",
@@ -39,6 +40,7 @@ def _options(
 
 
 app.command()(bench)
+app.command()(sae)
 app.add_typer(_study.app, name="study")
 
 
