@@ -1,4 +1,4 @@
-# make run | test | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | clean
+# make run | test | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | study | clean
 # One virtual environment, .venv, with khot installed editable; each target installs the extras it needs, once.
 
 PYTHON ?= python3
@@ -8,11 +8,11 @@ BIN := .venv/bin
 NATIVE := src/khot/kernels/native
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test lint docs doctest sanitize wheels figures grid speed halving solver-error clean
+.PHONY: run test lint docs doctest sanitize wheels figures grid speed halving solver-error study clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
-	$(BIN)/khot tour --out out/tour.png
+	$(BIN)/khot select -k 10 --out out
 
 test: $(call stamp,test)
 	$(BIN)/pytest -n 2
@@ -62,6 +62,12 @@ solver-error: $(call stamp,test)
 grid: $(call stamp,test)
 	$(BIN)/python benchmarks/grid.py
 
+# Which gradient estimator? Twenty minutes; the files that docs/estimators.md shows.
+study: $(call stamp,test)
+	for name in estimators regression vae; do \
+	  $(BIN)/khot study $$name --csv benchmarks/results/$$name.csv --markdown docs/tables/study-$$name.md --plot docs/img/study-$$name.svg || exit; \
+	done
+
 clean:
 	rm -rf .venv site out build
 
@@ -72,7 +78,7 @@ clean:
 # torch first and pinned, so that no extra pulls another build in.
 $(call stamp,run) $(call stamp,test) $(call stamp,lint) $(call stamp,docs): $(call stamp,%): pyproject.toml hatch_build.py $(wildcard $(NATIVE)/*) | .venv/bin/pip
 	$(BIN)/pip install --quiet "$(TORCH)" numpy
-	$(BIN)/pip install --quiet --editable ".[$(if $(filter run,$*),cli$(,)plot,$*)]"
+	$(BIN)/pip install --quiet --editable ".[$(if $(filter run,$*),cli$(,)plot$(,)sklearn,$*)]"
 	@touch $@
 
 , := ,

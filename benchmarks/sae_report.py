@@ -80,8 +80,8 @@ def table(rows: list[Row]) -> str:
         "<!-- Written by benchmarks/sae.py; do not edit. -->\n\n"
         + markdown_table(["", "FVU", "dead, %", "MMCS", "L0", "FVU against plain", "MMCS against plain"], lines)
         + f"\n\nMeans over {seeds} seeds ± standard error, on tokens not trained on. MMCS: the mean over true "
-        "directions of the greatest cosine with a latent. Plain is `topk, hard`; the last columns are differences to it, seed by "
-        "seed, “same” if within two standard errors.\n"
+        "directions of the greatest cosine with a latent. Plain is `topk, hard`; the last columns are differences to "
+        "it, seed by seed, “same” if within two standard errors.\n"
     )
 
 

@@ -403,13 +403,6 @@ def autoencoder(k: float, latents: int, kind: str, candidates: Any, zipf: float)
         raise ValueError(f'`zipf` is for the kind "feature", whose latents have budgets; got kind {kind!r}.')
 
 
-def features(x: Any, d: int) -> None:
-    """Raise unless `x` is a floating tensor (…, d)."""
-    scores(x, -1)
-    if x.shape[-1] != d:
-        raise ValueError(f"`x` must have the shape (…, {d}); got {tuple(x.shape)}.")
-
-
 def enough_tokens(count: int, k: float, latents: int) -> None:
     """Raise unless each latent can choose a token."""
     if count * k < latents:
@@ -431,6 +424,22 @@ def tensors(path: Path, got: dict[str, tuple[int, ...]], want: dict[str, tuple[i
         names = [name for name in {**want, **got} if got.get(name) != want.get(name)]
         said = "; ".join(f"{name} {got.get(name, 'missing')}, not {want.get(name, 'known')}" for name in names[:4])
         raise ValueError(f"{path} must have the tensors of its config; got {said}.")
+
+
+def buffer(module: Any, name: str) -> None:
+    """Raise unless a module has a floating buffer of this name."""
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"`module` must be a torch.nn.Module; got {type(module).__name__}.")
+    buffers = dict(module.named_buffers())
+    if name not in buffers or not buffers[name].is_floating_point():
+        known = ", ".join(repr(key) for key, value in buffers.items() if value.is_floating_point()) or "none"
+        raise ValueError(f"`name` must be a floating buffer of {type(module).__name__} ({known}); got {name!r}.")
+
+
+def last_dim(name: str, value: Tensor, n: int) -> None:
+    """Raise unless the last dimension has n entries."""
+    if value.ndim == 0 or value.shape[-1] != n:
+        raise ValueError(f"`{name}` must have {n} features in its last dimension; got {tuple(value.shape)}.")
 
 
 def _tolerance(dtype: torch.dtype) -> float:

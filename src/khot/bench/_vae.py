@@ -149,7 +149,7 @@ STUDY = Study(
     name="vae",
     row=VaeRow,
     problem=problem,
-    full=Settings(seeds=(0, 1, 2, 3, 4), steps=1200, points=12, rates=(0.003, 0.01), tuning_seeds=1, tuning_steps=600),
+    full=Settings(seeds=(0, 1, 2, 3, 4), steps=1000, points=10, rates=(0.003, 0.01), tuning_seeds=1, tuning_steps=500),
     quick=Settings(seeds=(0, 1), steps=150, points=3, rates=(0.01,), tuning_seeds=0, tuning_steps=0),
     panels={"test": "negative bound, nats", "reconstruction": "reconstruction, nats", "divergence": "KL, nats"},
     ranked="negative bound",

@@ -14,6 +14,7 @@ from ..kernels import status
 from . import _study, _tour
 from ._bench import bench
 from ._sae import sae
+from ._select import select
 
 app = typer.Typer(
     name="khot",
@@ -39,6 +40,7 @@ def _options(
     pass
 
 
+app.command()(select)
 app.command()(bench)
 app.command()(sae)
 app.add_typer(_study.app, name="study")

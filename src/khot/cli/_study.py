@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Never
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 from ..bench import write
 from ..bench._contenders import CONTENDERS
@@ -31,6 +26,8 @@ from ..bench._files import save
 from ..bench._learning import Study, run
 from ..bench._regression import STUDY as REGRESSION
 from ..bench._vae import STUDY as VAE
+from ._show import progress
+from ._show import table as show_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,7 +73,7 @@ def estimators(
     if draws < 2:
         _fail(f"--draws must be ≥ 2; got {draws}")
     seeds = QUICK_SEEDS if quick else SEEDS
-    with _progress() as on_progress:
+    with progress() as on_progress:
         rows = study(
             names,
             objectives,
@@ -131,7 +128,7 @@ def vae(
     """An autoencoder of digits whose code is a k-subset, n = 32, k = 8, trained by each estimator at an equal budget.
 
     Scikit-learn's digits (needs khot[study]); less is better of the negative evidence lower bound, in nats, on held-out
-    images. Five seeds, settings of each estimator chosen on another; some eight minutes, one thread. Ctrl-C ends early
+    images. Five seeds, settings of each estimator chosen on another; some seven minutes, one thread. Ctrl-C ends early
     and keeps what was measured.
 
     For example:
@@ -154,7 +151,7 @@ def _learn(
 ) -> None:
     names = _known("--estimator", estimator, tuple(CONTENDERS))
     settings = problem.quick if quick else problem.full
-    with _progress() as on_progress:
+    with progress() as on_progress:
         try:
             rows = run(problem, names, settings, on_progress)
         except ModuleNotFoundError as missing:
@@ -166,7 +163,7 @@ def _learn(
     else:
         header, lines = table(problem, rows)
         console = Console()
-        console.print(_table(header, lines))
+        console.print(show_table(header, lines))
         console.print(verdict(problem, rows).replace("`", ""), highlight=False)
         console.print(protocol(problem, rows).replace("`", ""), style="dim", highlight=False)
     _save(csv, lambda: to_csv(rows))
@@ -174,14 +171,6 @@ def _learn(
     _picture(plot, lambda: figure(problem, rows))
     if {row.estimator for row in rows if row.step == settings.steps} < set(names):
         raise typer.Exit(130)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr, where stdout's readers do not see it."""
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda label, done, total: bar.update(task, description=f"{label:<36}", completed=done, total=total)
 
 
 def _save(path: Path | None, text: Callable[[], str]) -> None:
@@ -197,16 +186,6 @@ def _picture(path: Path | None, draw: Callable[[], Figure]) -> None:
             _fail(f"--plot needs {missing.name}: pip install 'khot[plot]'")
 
 
-def _table(header: list[str], lines: list[list[str]], title: str | None = None) -> Table:
-    """Names to the left, figures to the right."""
-    result = Table(title=title, title_justify="left", pad_edge=False, padding=(0, 1, 0, 0), box=box.SIMPLE_HEAD)
-    for i, name in enumerate(header):
-        result.add_column(name, justify="right" if i else "left", no_wrap=i == 0)
-    for line in lines:
-        result.add_row(*line)
-    return result
-
-
 def _show(rows: list[Figures], objectives: tuple[str, ...], seeds: int) -> None:
     console = Console()
     for objective in objectives:
@@ -215,7 +194,7 @@ def _show(rows: list[Figures], objectives: tuple[str, ...], seeds: int) -> None:
             for row in rows
             if row.objective == objective
         ]
-        console.print(_table(["estimator", "calls", *COLUMNS], lines, TITLES[objective]))
+        console.print(show_table(["estimator", "calls", *COLUMNS], lines, TITLES[objective]))
     console.print(
         f"Means over {seeds} seeds; calls: of the objective, for one estimate. khot study estimators --help explains.",
         style="dim",

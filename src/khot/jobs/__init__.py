@@ -1,1 +1,1 @@
-"""Long-running jobs behind the command line. They print nothing: they call back."""
+"""The long jobs behind the command line: they read files, train, and write reports; they print nothing."""

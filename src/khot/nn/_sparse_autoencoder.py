@@ -180,7 +180,8 @@ class SparseAutoencoder(nn.Module):
 
     def _inputs(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """(tokens, d_in), of each token mean 0 and deviation 1 if that is wanted; and what undoes that."""
-        _check.features(x, self.config.d_in)
+        _check.scores(x, -1)
+        _check.last_dim("x", x, self.config.d_in)
         rows = self._cast(x).reshape(-1, self.config.d_in)
         if not self.config.layer_norm:
             return rows, None

@@ -1,0 +1,257 @@
+"""`KHotSelector`: feature selection in scikit-learn's terms."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.feature_selection import SelectorMixin
+from sklearn.utils import check_random_state, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor
+
+from ..designs import Pivotal
+from ..estimators import straight_through_sample
+from ..nn import KHotGate
+from ..nn._gate import MakesDesign, Relaxation
+from ..relaxations._hard import hard_topk
+from ..relaxations._threshold import sigmoid_topk
+from ._training import Plan, Progress, Rows, network, train
+
+TASKS = ("auto", "classification", "regression", "reconstruction")
+
+
+class KHotSelector(SelectorMixin, BaseEstimator):
+    """Chooses the k features that a prediction needs: a gate over all of them and a network, trained together.
+
+    Features are standardised; the network sees random k-hot samples of them, whose probabilities are learned, and the
+    size of the samples goes from all features down to k. It finds features that matter only together (XOR), and those
+    that are not linear. The k greatest scores are selected.
+
+    Args:
+        n_features_to_select: k, an int, or a fraction of the features, a float in (0, 1]; None for half of them.
+        task: "classification", "regression" or "reconstruction" (of all features from k of them; y is ignored);
+            "auto" finds it from y: reconstruction if it is None; classification if it holds strings, booleans, or whole
+            numbers with few different values (20, or the root of the number of rows); otherwise regression.
+        relaxation: scores to inclusion probabilities, such as `khot.sigmoid_topk`.
+        design: what the samples are drawn from, such as `khot.designs.Pivotal`; None multiplies features by their
+            probabilities instead.
+        estimator: how the gradient gets past the samples, a function of `khot.estimators`.
+        temperature: of the relaxation; larger is more random.
+        hidden: sizes of the network's hidden layers; () for a linear model.
+        max_steps: steps of training at most.
+        batch_size: rows in a step.
+        learning_rate: of the network (Adam).
+        gate_learning_rate: of the scores (Adam).
+        annealed: the share of `max_steps` in which the samples' size goes from all features to k.
+        validation_fraction: share of the rows that are held out to stop early; they choose the scores too.
+        patience: steps without a better validation loss after which training stops.
+        random_state: an int, for the same result each time.
+        callback: called with each entry of `history_` as it comes; training stops when it returns True.
+
+    Attributes:
+        scores_: (n_features), larger is better.
+        inclusion_probabilities_: (n_features), in [0, 1] with sum k: how likely each is chosen under the scores.
+        history_: a dict for each look at the validation rows: step, budget, train_loss, validation_loss.
+        task_: the task that was found.
+        classes_: of a classification.
+        n_features_in_, feature_names_in_: as usual.
+
+    Examples:
+        >>> from sklearn.datasets import load_breast_cancer
+        >>> X, y = load_breast_cancer(return_X_y=True, as_frame=True)
+        >>> selector = KHotSelector(3, random_state=0).fit(X, y)
+        >>> selector.get_feature_names_out()
+        array([...], dtype=object)
+        >>> selector.transform(X).shape
+        (569, 3)
+    """
+
+    def __init__(
+        self,
+        n_features_to_select: float | None = None,
+        *,
+        task: str = "auto",
+        relaxation: Relaxation = sigmoid_topk,
+        design: MakesDesign | None = Pivotal,
+        estimator: Callable[..., Tensor] = straight_through_sample,
+        temperature: float = 1.0,
+        hidden: tuple[int, ...] = (64, 64),
+        max_steps: int = 1000,
+        batch_size: int = 256,
+        learning_rate: float = 3e-3,
+        gate_learning_rate: float = 0.02,
+        annealed: float = 0.5,
+        validation_fraction: float = 0.1,
+        patience: int = 200,
+        random_state: int | np.random.RandomState | None = None,
+        callback: Callable[[dict[str, float]], bool | None] | None = None,
+    ) -> None:
+        self.n_features_to_select = n_features_to_select
+        self.task = task
+        self.relaxation = relaxation
+        self.design = design
+        self.estimator = estimator
+        self.temperature = temperature
+        self.hidden = hidden
+        self.max_steps = max_steps
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.gate_learning_rate = gate_learning_rate
+        self.annealed = annealed
+        self.validation_fraction = validation_fraction
+        self.patience = patience
+        self.random_state = random_state
+        self.callback = callback
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Train on X (rows, features), y (rows) or (rows, outputs), and weights of rows if they differ."""
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        x, target = self._validated(X, y)
+        weight = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
+        if not weight.any():
+            raise ValueError("`sample_weight` must have a positive entry; got zeros alone.")
+        k = number_of_features(self.n_features_to_select, x.shape[1])
+        rows = self._rows(*_merged(x, target, weight))
+        outputs = rows.y.shape[1] if rows.y.ndim == 2 else len(self.classes_)
+        examples, validation = _split(rows, self.validation_fraction, seed)
+        gate = KHotGate(
+            x.shape[1],
+            k,
+            relaxation=self.relaxation,
+            design=self.design,
+            estimator=self.estimator,
+            temperature=self.temperature,
+        )
+        plan = Plan(
+            hidden=tuple(self.hidden),
+            max_steps=self.max_steps,
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate,
+            gate_learning_rate=self.gate_learning_rate,
+            annealed=self.annealed,
+            patience=self.patience,
+        )
+        net = network(x.shape[1], plan.hidden, outputs, seed)
+        scores = self._train(train(examples, validation, gate, net, plan, seed), k)
+        with torch.no_grad():
+            probabilities = self.relaxation(scores.double(), k, temperature=self.temperature)
+        self.scores_, self.inclusion_probabilities_ = scores.double().numpy(), probabilities.numpy()
+        self._support = hard_topk(scores, k).bool().numpy()
+        return self
+
+    def _validated(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Features and what to predict, numbers or indices of classes, (rows, …); sets `task_` and `classes_`."""
+        if self.task not in TASKS:
+            raise ValueError(f"`task` must be one of {', '.join(TASKS)}; got {self.task!r}.")
+        if y is None or self.task == "reconstruction":
+            if self.task not in ("auto", "reconstruction"):
+                raise ValueError(
+                    f"`y` must be given for {self.task}; got None. Without it, the task is reconstruction."
+                )
+            self.task_ = "reconstruction"
+            x = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
+            return x, x[:, :0]
+        x, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, multi_output=True)
+        self.task_ = find_task(y) if self.task == "auto" else self.task
+        if self.task_ == "regression":
+            return x, y.astype(np.float64).reshape(len(y), -1)
+        y = column_or_1d(y, warn=True)
+        check_classification_targets(y)
+        self.classes_, index = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"`y` must have at least 2 classes; got one class, {self.classes_[0]!r}.")
+        return x, index.astype(np.float64)[:, None]
+
+    def _rows(self, x: np.ndarray, target: np.ndarray, weight: np.ndarray) -> Rows:
+        """As the training wants them."""
+        features = _standardised(x, weight)
+        if self.task_ == "classification":
+            y = torch.from_numpy(target[:, 0]).long()
+        else:
+            y = features if self.task_ == "reconstruction" else _standardised(target, weight)
+        return Rows(features, y, torch.from_numpy(weight).float())
+
+    def _train(self, run: Iterator[Progress], k: int) -> Tensor:
+        """Scores of the least validation loss at the final budget; the last ones if it is not reached."""
+        self.history_: list[dict[str, float]] = []
+        best, result = float("inf"), torch.zeros(0)
+        for progress in run:
+            entry = progress._asdict()
+            del entry["scores"]
+            self.history_.append(entry)
+            if progress.budget > k or progress.validation_loss < best or not len(result):
+                best = progress.validation_loss if progress.budget == k else best
+                result = progress.scores
+            if self.callback is not None and self.callback(entry):
+                break
+        return result
+
+    def _get_support_mask(self) -> np.ndarray:
+        check_is_fitted(self)
+        return self._support
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = self.random_state is None
+        return tags
+
+
+def number_of_features(given: float | None, n: int) -> int:
+    """k of n: an int, a fraction, or None for half."""
+    if given is None:
+        return max(1, n // 2)
+    if isinstance(given, (bool, np.bool_)) or not isinstance(given, (int, float, np.integer, np.floating)):
+        raise TypeError(f"`n_features_to_select` must be an int, a float or None; got {type(given).__name__}.")
+    if isinstance(given, (float, np.floating)):
+        if not 0 < given <= 1:
+            raise ValueError(f"`n_features_to_select`, a fraction, must satisfy 0 < fraction ≤ 1; got {given}.")
+        return max(1, int(given * n))
+    if not 1 <= given <= n:
+        raise ValueError(f"`n_features_to_select` must satisfy 1 ≤ k ≤ {n} (number of features); got {given}.")
+    return int(given)
+
+
+def find_task(y: np.ndarray) -> str:
+    """Classification for strings, booleans and whole numbers with few different values; otherwise regression."""
+    if y.ndim == 2 and y.shape[1] > 1:
+        return "regression"
+    if y.dtype.kind not in "fiu":
+        return "classification"
+    values = np.unique(y)
+    few = len(values) <= max(20, len(y) ** 0.5)
+    return "classification" if few and (values == np.round(values)).all() else "regression"
+
+
+def _standardised(x: np.ndarray, weight: np.ndarray) -> Tensor:
+    """Columns with mean 0 and variance 1; constant ones are 0."""
+    mean = np.average(x, axis=0, weights=weight)
+    scale = np.sqrt(np.average((x - mean) ** 2, axis=0, weights=weight))
+    return torch.from_numpy((x - mean) / np.where(scale > 1e-12 * np.abs(mean).clip(1e-300), scale, 1)).float()
+
+
+def _merged(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Equal rows as one with the sum of their weights, in an order of their own: by a hash of what they hold.
+
+    So a weight of 2 is the row twice, a weight of 0 is its absence, the order of the rows does not matter, and no row
+    is both trained on and held out.
+    """
+    content = np.ascontiguousarray(np.concatenate([x, y], 1) + 0.0)  # −0 is 0
+    digests = np.array([hashlib.blake2b(row, digest_size=16).digest() for row in content[weight > 0]], dtype="S16")
+    order = np.flatnonzero(weight > 0)
+    _, first, group = np.unique(digests, return_index=True, return_inverse=True)
+    return x[order[first]], y[order[first]], np.bincount(group, weights=weight[order])
+
+
+def _split(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
+    """Rows to train on and held-out ones; if there is one row, or no fraction, they are the same."""
+    order = torch.randperm(len(rows.x), generator=torch.Generator().manual_seed(seed))
+    held = max(1, round(fraction * len(order)))
+    if held >= len(order) or not fraction:
+        return rows, rows
+    return Rows(*(part[order[held:]] for part in rows)), Rows(*(part[order[:held]] for part in rows))
