@@ -38,9 +38,9 @@ class Settings:
     """How much to do."""
 
     seeds: int = 5
-    steps: int = 1500
+    steps: int = 1000
     batch_size: int = 512
-    lr: float = 2e-3
+    lr: float = 3e-3
     tokens: int = 2**17
     tests: int = 2**15
     counts: tuple[int, ...] = (2, 4, 8, 16)

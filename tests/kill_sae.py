@@ -7,12 +7,14 @@ and curve must be those of a run that nobody interrupted, bit for bit. tests/tes
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,20 +22,32 @@ import numpy as np
 OPTIONS = ["--k", "4", "--latents", "256", "--batch-size", "256", "--checkpoint-every", "5", "--selector", "sampled"]
 
 
-def command(folder: Path, out: str, steps: int) -> list[str]:
-    """A run in folder/out."""
-    base = [sys.executable, "-m", "khot", "sae", str(folder / "acts.npy"), "--out", str(folder / out), "--resume"]
-    return [*base, "--steps", str(steps), *OPTIONS]
+def arguments(folder: Path, out: str, steps: int) -> list[str]:
+    """Of a run in folder/out."""
+    return ["sae", str(folder / "acts.npy"), "--out", str(folder / out), "--resume", "--steps", str(steps), *OPTIONS]
 
 
-def attack(folder: Path, kills: int, seed: int, steps: int) -> None:
+def call(words: list[str]) -> subprocess.Popen[bytes]:
+    """A process of its own, with one thread."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-m", "khot", *words], stdout=subprocess.DEVNULL, env=environment)
+
+
+def finish(words: list[str]) -> None:
+    """Let it run to its end."""
+    with call(words) as process:
+        if process.wait():
+            raise AssertionError(f"it ended with {process.returncode}")
+
+
+def attack(folder: Path, kills: int, seed: int, steps: int, finish: Callable[[list[str]], None] = finish) -> None:
     """Kill a run `kills` times while it trains, then let it finish, and compare it with one that was left alone."""
     moments = random.Random(seed)
     np.save(folder / "acts.npy", np.random.default_rng(seed).standard_normal((2000, 32), dtype=np.float32))
     checkpoint = folder / "killed" / "checkpoint.safetensors"
     for _ in range(kills):
-        with subprocess.Popen(command(folder, "killed", steps), stdout=subprocess.DEVNULL) as process:
-            before = _written(checkpoint)
+        before = _written(checkpoint)
+        with call(arguments(folder, "killed", steps)) as process:
             while process.poll() is None and _written(checkpoint) == before:
                 time.sleep(0.001)
             time.sleep(moments.uniform(0, 0.2))
@@ -41,7 +55,7 @@ def attack(folder: Path, kills: int, seed: int, steps: int) -> None:
         if process.returncode != -signal.SIGKILL:
             raise AssertionError(f"it was not killed while it trained, but ended with {process.returncode}")
     for out in ("killed", "whole"):
-        subprocess.run(command(folder, out, steps), check=True, stdout=subprocess.DEVNULL)
+        finish(arguments(folder, out, steps))
     compare(folder / "whole", folder / "killed")
 
 

@@ -138,7 +138,13 @@ class TestRuns:
             kill_sae.compare(tmp_path / "whole", tmp_path / "part")
 
     def test_two_kills(self, tmp_path):
-        kill_sae.attack(tmp_path, 2, 0, 150)
+        def finish(words):
+            assert CliRunner().invoke(app, words).exit_code == 0
+
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # as the processes that are killed
+        kill_sae.attack(tmp_path, 2, 0, 200, finish)
+        torch.set_num_threads(threads)
 
     def test_each_epoch_reads_each_row_once_and_never_the_held_out(self, acts):
         trainer = Trainer(open_activations(acts), CONFIG, Training(steps=8, batch_size=125))
@@ -162,7 +168,7 @@ class TestRuns:
         code = (torch.rand(4000, 24, generator=generator) < 0.08) * (1 + torch.rand(4000, 24, generator=generator))
         np.save(tmp_path / "x.npy", (code @ directions).numpy())
         config = SparseAutoencoderConfig(d_in=D, latents=48, k=4)
-        training = Training(steps=500, batch_size=512, lr=5e-3)
+        training = Training(steps=400, batch_size=256, lr=1e-2)
         result = run(open_activations(tmp_path / "x.npy"), config, training, tmp_path / "out")
         assert result.metrics["held_out"]["fvu"] < 0.1
         loaded = SparseAutoencoder.load(tmp_path / "out")

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, Never, cast
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
+from ..bench import write
 from ..jobs._activations import check_finite, open_activations
 from ..jobs._sae import RECIPES, Point, Training
-from ..jobs._sae_run import REPORT, run
+from ..jobs._sae_report import FIGURES, report, verdict
+from ..jobs._sae_run import run
 from ..nn import SparseAutoencoderConfig
+from ._show import progress, table
 
-SHOWN = {
-    "fvu": "fraction of variance unexplained",
-    "l0": "active latents a token",
-    "alive": "latents that are active at all",
-    "cosine": "cosine of input and reconstruction",
-    "relative_reconstruction_bias": "size of reconstructions; 1 is right",
-}
+REPORT = "report.html"
 
 
 def sae(
@@ -76,11 +69,21 @@ def sae(
         training = Training(selector=selector, steps=steps, batch_size=batch_size, lr=lr, seed=seed)
         if checkpoint_every < 1:
             raise ValueError(f"--checkpoint-every must be ≥ 1; got {checkpoint_every}")
-        with _progress() as (on_rows, on_step):
-            check_finite(data, on_rows(data.tokens))
-            result = run(data, config, training, out, resume=resume, every=checkpoint_every, on_step=on_step)
+        with progress() as on_progress:
+            check_finite(data, lambda done: on_progress("checking the activations", done, data.tokens))
+            result = run(
+                data,
+                config,
+                training,
+                out,
+                resume=resume,
+                every=checkpoint_every,
+                on_step=lambda point, total: on_progress(_label(point), point.step, total),
+            )
     except (ValueError, OSError, ModuleNotFoundError) as error:
         _fail(" ".join(str(error).removesuffix(".").split()))
+    command = shlex.join(["khot", *sys.argv[1:]])
+    write(out / REPORT, report(result.metrics, result.curve, activations.name, command))
     if json:
         typer.echo(dumps(result.metrics, indent=1))
     else:
@@ -90,35 +93,19 @@ def sae(
         raise typer.Exit(130)
 
 
-@contextmanager
-def _progress() -> Iterator[tuple[Callable[[int], Callable[[int], None]], Callable[[Point, int], None]]]:
-    """Bars on stderr, where stdout's readers do not see them: for the check of the rows, and for the steps."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    console = Console(stderr=True)
-    with Progress(
-        *columns, TimeRemainingColumn(), console=console, transient=True, disable=not sys.stderr.isatty()
-    ) as bar:
-        task = bar.add_task("", total=None)
-
-        def on_rows(total: int) -> Callable[[int], None]:
-            bar.update(task, description="checking rows", total=total)
-            return lambda rows: bar.advance(task, rows)
-
-        def on_step(point: Point, steps: int) -> None:
-            says = f"FVU {point.fvu:.3f}  L0 {point.l0:.1f}  dead {point.dead}"
-            bar.update(task, description=says, completed=point.step, total=steps)
-
-        yield on_rows, on_step
+def _label(point: Point) -> str:
+    return f"FVU {point.fvu:.3f}  L0 {point.l0:.1f}  dead {point.dead}"
 
 
 def _show(metrics: dict[str, Any], out: Path) -> None:
-    table = Table("", "all tokens", "held out", pad_edge=False, padding=(0, 2, 0, 0), box=box.SIMPLE_HEAD)
-    for name, what in SHOWN.items():
-        held_out = metrics["held_out"]
-        table.add_row(what, f"{metrics[name]:.4g}", f"{held_out[name]:.4g}" if held_out else "–")
+    held_out = metrics["held_out"]
+    lines = [
+        [what, f"{metrics[name]:.4g}", f"{held_out[name]:.4g}" if held_out else "–"] for name, what in FIGURES.items()
+    ]
     console = Console()
-    console.print(table)
-    console.print(f"{metrics['steps']} steps; results in {out}, for a browser {out / REPORT}", style="dim")
+    console.print(table(["", "all tokens", "held out"], lines))
+    console.print(verdict(metrics), highlight=False)
+    console.print(f"In {out}, for a browser {out / REPORT}.", style="dim", markup=False, highlight=False)
 
 
 def _fail(message: str) -> Never:

@@ -66,7 +66,7 @@ def open_activations(path: Path, name: str | None = None) -> Activations:
         raise ValueError(f"{path} must be a whole {path.suffix} file; got: {error}") from None
 
 
-def check_finite(data: Activations, on_rows: Callable[[int], None] = lambda rows: None) -> None:
+def check_finite(data: Activations, on_rows: Callable[[int], None] = lambda done: None) -> None:
     """Raise if there is NaN or infinity, saying how many and where; one pass."""
     bad, values, first = 0, 0, list[int]()
     for start, part in data.parts():
@@ -75,7 +75,7 @@ def check_finite(data: Activations, on_rows: Callable[[int], None] = lambda rows
             rows = is_bad.any(1).nonzero().squeeze(1)
             bad, values = bad + len(rows), values + int(is_bad.sum())
             first += (rows[: 5 - len(first)] + start).tolist()
-        on_rows(len(part))
+        on_rows(start + len(part))
     if bad:
         listed = ", ".join(map(str, first)) + (", …" if bad > len(first) else "")
         raise ValueError(f"activations must be finite; got {values} NaN or infinite values in {bad} rows: {listed}")

@@ -37,9 +37,9 @@ class Recipe(NamedTuple):
 
 
 RECIPES = {
-    "hard": Recipe(selectors.hard, 0.1, 0.1),
-    "straight-through": Recipe(selectors.straight_through, 0.1, 0.1),
-    "soft": Recipe(selectors.soft, 0.3, 0.01),
+    "hard": Recipe(selectors.hard, 1.0, 1.0),
+    "straight-through": Recipe(selectors.straight_through, 1.0, 1.0),
+    "soft": Recipe(selectors.soft, 0.3, 0.03),
     "sampled": Recipe(selectors.sampled, 0.1, 0.01),
 }
 

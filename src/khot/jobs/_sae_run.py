@@ -17,7 +17,7 @@ from ..nn._sae_files import CONFIG, WEIGHTS, read_tensors, write_bytes, write_te
 from ._activations import ROWS, Activations
 from ._sae import HELD_OUT, Point, Trainer, Training
 
-CHECKPOINT, METRICS, REPORT = "checkpoint.safetensors", "metrics.json", "report.html"
+CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.json"
 MOST = 2**17
 """Tokens that the metrics are measured on, at most."""
 
