@@ -80,11 +80,16 @@ class SparseAutoencoder(nn.Module):
         self.b_dec.copy_(center / self.scale)
         self.W_enc.copy_(self.W_dec.t())
         centred = self._centred(inputs)
-        (block,) = _sae_axes.by_token(self._encoder(centred), max(1, round(_sae_axes.number(self.k))), 1.0)
-        entries = block.values.relu().flatten(), block.tokens.flatten(), block.latents.flatten()
-        size = weighted_rows(*entries, self.W_dec, len(centred)).norm(dim=1).mean() / centred.norm(dim=1).mean()
+        k, encoder = max(1, round(_sae_axes.number(self.k))), self._encoder(centred)
+        if self.config.kind == "topk":
+            blocks = _sae_axes.by_token(encoder, k, 1.0)
+        else:
+            blocks = _sae_axes.by_batch(encoder, k * len(centred), 1.0)
+        a, tokens, latents = _sae_axes.entries(blocks)
+        out = weighted_rows(*by_rising_token(a.relu(), tokens, latents), self._cast(self.W_dec), len(centred))
+        size = (centred * out).sum() / out.square().sum()  # of the best multiple
         if size > 0:
-            self.W_enc.div_(size)
+            self.W_enc.mul_(size)
         return self
 
     def encode(self, x: Tensor, *, generator: torch.Generator | None = None) -> SparseCode:
