@@ -41,7 +41,7 @@ def naive(sae, x, seed=0):
     """The same with dense matrices: the loss of a training pass."""
     inputs = x / sae.scale
     a = (inputs - sae.b_dec) @ sae.W_enc + sae.b_enc
-    kind, how = sae.config.kind, {"temperature": 1.0, "generator": torch.Generator().manual_seed(seed)}
+    kind, how = sae.config.kind, {"temperature": 4.0, "generator": torch.Generator().manual_seed(seed)}
     if kind == "topk":
         chosen = sae.selector(a, K, **how)
     elif kind == "batch":

@@ -1,6 +1,7 @@
 """`khot sae`: reading activations, training in a folder, interruptions, bad input."""
 
 import json
+import signal
 import struct
 import sys
 from pathlib import Path
@@ -209,6 +210,40 @@ class TestCommand:
         assert again.exit_code == 0, again.output
         assert "fraction of variance unexplained" in again.stdout
         assert (tmp_path / "out" / "sae_weights.safetensors").read_bytes() == before
+
+    def test_ctrl_c_stops_between_steps_keeps_a_checkpoint_and_writes_the_results(self, acts, tmp_path, monkeypatch):
+        def interrupt(point):
+            if point.step == 5:
+                signal.raise_signal(signal.SIGINT)
+            return ""
+
+        monkeypatch.setattr("khot.cli._sae._label", interrupt)
+        out = tmp_path / "out"
+        arguments = (acts, "--k", 3, "--latents", 64, "--steps", 12, "--batch-size", 100, "--out", out)
+        done = sae(*arguments)
+        assert done.exit_code == 130, done.output
+        assert done.stderr == "khot sae: interrupted; --resume goes on from here.\n"
+        assert files(out) == [
+            *("cfg.json", "checkpoint.safetensors", "metrics.json", "report.html", "sae_weights.safetensors"),
+        ]
+        metrics = json.loads((out / "metrics.json").read_text())
+        assert (metrics["steps"], metrics["complete"]) == (5, False)
+        assert "Cut short" in (out / "report.html").read_text()
+        monkeypatch.undo()
+        assert sae(*arguments, "--resume").exit_code == 0
+        assert sae(*arguments[:-1], tmp_path / "whole").exit_code == 0
+        kill_sae.compare(tmp_path / "whole", out)
+
+    def test_the_report_is_one_file_that_asks_for_nothing_and_escapes(self, acts, tmp_path):
+        named = acts.rename(tmp_path / "<script>.npz")
+        out = tmp_path / "out"
+        assert sae(named, "--k", 3, "--latents", 64, "--steps", 3, "--out", out).exit_code == 0
+        text = (out / "report.html").read_text(encoding="utf-8")
+        assert text.startswith("<!doctype html>")
+        assert "&lt;script&gt;.npz" in text
+        assert not [word for word in ("<script", "http://", "https://", "src=", "url(") if word in text]
+        for heading in ("How good it is", "What is active", "How it went", "To do it again"):
+            assert heading in text
 
     @pytest.mark.parametrize(
         ("arguments", "says"),

@@ -38,7 +38,7 @@ class Recipe(NamedTuple):
 
 RECIPES = {
     "hard": Recipe(selectors.hard, 1.0, 1.0),
-    "straight-through": Recipe(selectors.straight_through, 1.0, 1.0),
+    "straight-through": Recipe(selectors.straight_through, 4.0, 4.0),
     "soft": Recipe(selectors.soft, 0.3, 0.03),
     "sampled": Recipe(selectors.sampled, 0.1, 0.01),
 }

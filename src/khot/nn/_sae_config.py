@@ -30,7 +30,7 @@ class SparseAutoencoderConfig:
     """Make k a Parameter: it needs a selector with a gradient to k (`straight_through`, `soft`), and a cost."""
     k_cost: float = 0.0
     """What a learned k adds to the loss, for each unit."""
-    temperature: float = 1.0
+    temperature: float = 4.0
     """Of the selector at first; scores are of order 1, since inputs are scaled."""
     candidates: float = 4.0
     """Soft selectors share k among the `candidates`·k greatest, which bounds time and memory."""
