@@ -8,6 +8,7 @@ from torch import nn
 
 import khot
 from khot.nn import SparseAutoencoder, SparseAutoencoderConfig, aux_k_loss, aux_zipf_loss, selectors
+from khot.nn._sae_axes import Encoder, by_latent
 from khot.nn._sae_budgets import apportion, zipf
 from khot.nn._sae_start import geometric_median
 
@@ -211,6 +212,16 @@ def test_zipf_budgets_go_to_who_could_explain_most():
     budgets = sae.activity.budgets(K, 100)
     assert budgets.sum() == K * 100
     assert budgets[sae.activity.energy.argmax()] == budgets.max() > 5 * budgets.min()
+
+
+def test_zipf_budgets_do_not_make_all_latents_as_wide_as_the_first():
+    encoder = Encoder(torch.randn(500, 4), torch.randn(4, 300), torch.zeros(300))
+    budgets = apportion(zipf(torch.randn(300), 1.0), 1000, 500)
+    blocks = by_latent(encoder, budgets, 1.0)
+    assert sum(block.values.numel() for block in blocks) < 2 * 1000
+    found = torch.cat([block.latents[:, 0] for block in blocks])
+    assert found.sort().values.tolist() == list(range(300))
+    assert all(block.values.shape[1] >= block.k.max() for block in blocks)
 
 
 def test_decoder_stays_of_unit_length_and_its_gradient_orthogonal():

@@ -84,10 +84,12 @@ def _greatest(a: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def by_latent(encoder: Encoder, budgets: Tensor, ratio: float) -> list[Block]:
-    """Choose budgets[j] tokens for the latent j, among ratio times as many; a block has latents of like budgets."""
+    """Choose budgets[j] tokens for the latent j, among ratio times as many; in a block, none has half of another's."""
     count = len(encoder.x)
+    order = budgets.detach().argsort(descending=True, stable=True)
+    octaves = budgets.detach()[order].log2().floor().unique_consecutive(return_counts=True)[1].tolist()
     blocks = []
-    for latents in budgets.detach().argsort(descending=True, stable=True).split(max(1, PIECE // count)):
+    for latents in (part for octave in order.split(octaves) for part in octave.split(max(1, PIECE // count))):
         a = torch.addmm(encoder.bias[latents, None], encoder.weight.t()[latents], encoder.x.t())  # (latents, tokens)
         k = budgets[latents]
         values, tokens = a.topk(min(count, math.ceil(ratio * number(k.max()))), sorted=False)

@@ -30,7 +30,7 @@ def apportion(shares: Tensor, total: int, most: int) -> Tensor:
 def _within(ideal: Tensor, total: int, most: int) -> Tensor:
     """c·ideal cut to [1, most], with c such that the sum is `total`; by bisection."""
     low, high = 0.0, most / float(ideal.min().clamp(min=1e-300))
-    for _ in range(100):
+    for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if (middle * ideal).clamp(1, most).sum() <= total else (low, middle)
     return (low * ideal).clamp(1, most)
