@@ -82,7 +82,11 @@ def methods(task: str, k: int, shape: tuple[int, int], seed: int) -> dict[str, l
         return result | {"PCA, not a choice": [PCA(min(k, *shape), random_state=seed)]}
     is_class = task == "classification"
     result["SelectKBest"] = [SelectKBest(f_classif if is_class else f_regression, k=k)]
-    sparse = LogisticRegression(l1_ratio=1, solver="saga", C=0.1, max_iter=100) if is_class else Lasso(alpha=0.01)
+    sparse = (
+        LogisticRegression(l1_ratio=1, solver="saga", C=0.1, max_iter=100, random_state=seed)
+        if is_class
+        else Lasso(alpha=0.01)
+    )
     result["L1"] = [SelectFromModel(sparse, max_features=k, threshold=-np.inf)]
     if shape[0] * shape[1] <= AFFORDABLE:
         ranked = LogisticRegression(max_iter=1000) if is_class else Ridge()

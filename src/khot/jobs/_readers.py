@@ -86,8 +86,8 @@ def _parquet(path: Path) -> tuple[Columns, Image]:
 
 def _npz(path: Path) -> tuple[Columns, Image]:
     """`X` (rows, n) or images (rows, height, width), or the only such array; every vector beside it is a column."""
-    with np.load(path, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files}
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+        arrays = {name: stored[name] for name in stored.files}
     named = [name for name in ("X", "x") if name in arrays]
     many = named or [name for name, array in arrays.items() if array.ndim in (2, 3)]
     if len(many) != 1 or arrays[many[0]].ndim not in (2, 3):

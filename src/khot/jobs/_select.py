@@ -70,7 +70,7 @@ def task_of(table: Table, asked: str) -> str:
     if task == "classification":
         classes, counts = np.unique(table.y.astype(str), return_counts=True)
         if len(classes) < 2:
-            raise TableError(f"the target {table.target!r} must have at least 2 classes; got 1, {classes[0]!r}")
+            raise TableError(f"the target {table.target!r} must have at least 2 classes; got 1, {str(classes[0])!r}")
         if counts.max() < 2:
             raise TableError(
                 f"the target {table.target!r} must have classes of more than one row; use --task regression"

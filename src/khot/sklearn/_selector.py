@@ -63,13 +63,13 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         n_features_in_, feature_names_in_: as usual.
 
     Examples:
-        >>> from sklearn.datasets import load_breast_cancer
-        >>> X, y = load_breast_cancer(return_X_y=True, as_frame=True)
-        >>> selector = KHotSelector(3, random_state=0).fit(X, y)
+        >>> X = np.random.default_rng(0).standard_normal((2000, 20))
+        >>> y = X[:, 3] * X[:, 7] > 0  # neither column alone says anything
+        >>> selector = KHotSelector(2, random_state=0).fit(X, y)
         >>> selector.get_feature_names_out()
-        array([...], dtype=object)
+        array(['x3', 'x7'], dtype=object)
         >>> selector.transform(X).shape
-        (569, 3)
+        (2000, 2)
     """
 
     def __init__(
@@ -114,8 +114,6 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         x, target = self._validated(X, y)
         weight = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
-        if not weight.any():
-            raise ValueError("`sample_weight` must have a positive entry; got zeros alone.")
         k = number_of_features(self.n_features_to_select, x.shape[1])
         rows = self._rows(*_merged(x, target, weight))
         outputs = rows.y.shape[1] if rows.y.ndim == 2 else len(self.classes_)
