@@ -76,7 +76,7 @@ def main(kills: int = 20, seed: int = 0) -> None:
     """Runs of four kills each."""
     for done in range(0, kills, 4):
         with tempfile.TemporaryDirectory() as folder:
-            attack(Path(folder), min(4, kills - done), seed + done, 600)
+            attack(Path(folder), min(4, kills - done), seed + done, 200)
         print(f"{min(kills, done + 4)} kills: the same bits", flush=True)
 
 
