@@ -20,7 +20,11 @@ PUBLIC = {
         *("Design", "Pivotal", "Systematic", "ConditionalPoisson", "Sampford", "Brewer", "Pareto", "PlackettLuce"),
         *("KHotStraightThrough", "RelaxedKHot"),
     },
-    "khot.nn": {"SigmoidTopK", "KHotGate", "Schedule", "geometric", "linear"},
+    "khot.nn": {
+        *("SigmoidTopK", "SparseAutoencoder", "SparseAutoencoderConfig", "SparseAutoencoderOutput", "SparseCode"),
+        *("aux_k_loss", "aux_zipf_loss", "SparseAutoencoderMetrics"),
+        *("KHotGate", "Schedule", "geometric", "linear"),
+    },
     "khot.constraints": {"capped_simplex", "k_hot"},
     "khot.estimators": {
         *(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -386,6 +387,42 @@ def one_size(sizes: Tensor) -> None:
     if len(sizes) != 1:
         got = _extremes(sizes) if len(sizes) else "no row"
         raise NotImplementedError(f"All rows must have the same k to enumerate subsets; got {got}.")
+
+
+def autoencoder(k: float, latents: int, kind: str, candidates: Any, zipf: float) -> None:
+    """Raise unless the selection of a sparse autoencoder is possible."""
+    if k > latents:
+        raise ValueError(f"`k` must satisfy 0 < k ≤ {latents} (the number of latents); got {k:g}.")
+    if kind == "topk" and k != int(k):
+        raise ValueError(f'`k` must be a whole number for the kind "topk"; got {k:g}. "batch" takes fractions.')
+    _number("candidates", candidates, "a number")
+    if not candidates >= 1:
+        raise ValueError(f"`candidates` must be ≥ 1; got {candidates}.")
+    if zipf and kind != "feature":
+        raise ValueError(f'`zipf` is for the kind "feature", whose latents have budgets; got kind {kind!r}.')
+
+
+def enough_tokens(count: int, k: float, latents: int) -> None:
+    """Raise unless each latent can choose a token."""
+    if count * k < latents:
+        raise ValueError(
+            f"Feature Choice needs at least latents/k = {latents / k:g} tokens in a training batch, one for each "
+            f"latent; got {count}."
+        )
+
+
+def is_file(path: Path) -> None:
+    """Raise unless there is such a file."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} must be a file; there is none.")
+
+
+def tensors(path: Path, got: dict[str, tuple[int, ...]], want: dict[str, tuple[int, ...]]) -> None:
+    """Raise unless a file's tensors have these names and shapes."""
+    if got != want:
+        names = [name for name in {**want, **got} if got.get(name) != want.get(name)]
+        said = "; ".join(f"{name} {got.get(name, 'missing')}, not {want.get(name, 'known')}" for name in names[:4])
+        raise ValueError(f"{path} must have the tensors of its config; got {said}.")
 
 
 def buffer(module: Any, name: str) -> None:

@@ -13,6 +13,7 @@ from .._version import __version__
 from ..kernels import status
 from . import _study, _tour
 from ._bench import bench
+from ._sae import sae
 from ._select import select
 
 app = typer.Typer(
@@ -41,6 +42,7 @@ def _options(
 
 app.command()(select)
 app.command()(bench)
+app.command()(sae)
 app.add_typer(_study.app, name="study")
 
 

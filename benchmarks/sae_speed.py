@@ -1,0 +1,155 @@
+"""A training step and decoding of the TopK autoencoder against a straightforward dense one, interleaved.
+
+512 tokens, 384 → 16384, k = 32. Writes results/sae_speed.csv and docs/tables/sae-speed.md; some minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from khot.bench import markdown_table, write
+from khot.nn import SparseAutoencoder, SparseAutoencoderConfig, selectors
+
+ROOT = Path(__file__).parents[1]
+TOKENS, D, LATENTS, K = 512, 384, 16384, 32
+CASES = ("forward", "forward + backward", "training step", "decoding")
+MODELS = ("dense TopK", "khot, hard", "khot, straight-through", "khot, soft", "khot, sampled")
+
+
+class Dense(nn.Module):
+    """A TopK autoencoder as one would write it: two matrix products and `torch.topk`, codes dense."""
+
+    def __init__(self, d: int, latents: int, k: int) -> None:
+        super().__init__()
+        rows = torch.nn.functional.normalize(torch.randn(latents, d))
+        self.W_enc, self.W_dec = nn.Parameter(rows.t().contiguous()), nn.Parameter(rows.clone())
+        self.b_enc, self.b_dec, self.k = nn.Parameter(torch.zeros(latents)), nn.Parameter(torch.zeros(d)), k
+
+    def encode(self, x: Tensor) -> Tensor:
+        """(tokens, latents)."""
+        values, latents = ((x - self.b_dec) @ self.W_enc + self.b_enc).topk(self.k, dim=-1)
+        return torch.zeros(*x.shape[:-1], len(self.b_enc)).scatter(-1, latents, values.relu())
+
+    def decode(self, code: Tensor) -> Tensor:
+        """(tokens, d)."""
+        return code @ self.W_dec + self.b_dec
+
+    def loss(self, x: Tensor) -> Tensor:
+        """The fraction of variance unexplained."""
+        return (x - self.decode(self.encode(x))).square().sum() / (x - x.mean(0)).square().sum()
+
+    def remove_parallel_gradient(self) -> None:
+        """As ours."""
+        self.W_dec.grad -= (self.W_dec.grad * self.W_dec).sum(1, keepdim=True) * self.W_dec.data
+
+    def normalize_decoder(self) -> None:
+        """As ours."""
+        self.W_dec.data /= self.W_dec.data.norm(dim=1, keepdim=True)
+
+
+def actions(name: str, sizes: tuple[int, int, int, int]) -> dict[str, Callable[[], object]]:
+    """What is timed, for one model."""
+    tokens, d, latents, k = sizes
+    torch.manual_seed(0)
+    x = torch.randn(tokens, d)
+    if name == MODELS[0]:
+        model = Dense(d, latents, k)
+        loss = model.loss
+    else:
+        selector = getattr(selectors, name.removeprefix("khot, ").replace("-", "_"))
+        model = SparseAutoencoder(SparseAutoencoderConfig(d_in=d, latents=latents, k=k), selector=selector).start(x)
+
+        def loss(x: Tensor) -> Tensor:
+            return model(x).loss
+
+    adam = torch.optim.Adam(model.parameters(), lr=1e-4)
+    with torch.no_grad():
+        model.eval()
+        code = model.encode(x)
+        model.train()
+
+    def backward() -> None:
+        adam.zero_grad()
+        loss(x).backward()
+
+    def step() -> None:
+        backward()
+        model.remove_parallel_gradient()
+        with torch.no_grad():
+            adam.step()
+            model.normalize_decoder()
+
+    quiet = torch.no_grad()
+    return dict(zip(CASES, (lambda: loss(x), backward, step, quiet(lambda: model.decode(code))), strict=True))
+
+
+def measure(sizes: tuple[int, int, int, int], threads: int, rounds: int) -> list[dict[str, object]]:
+    """Medians of the times, models in turn within each round, and their ratios to the dense one."""
+    torch.set_num_threads(threads)
+    todo = {(name, case): act for name in MODELS for case, act in actions(name, sizes).items()}
+    times: dict[tuple[str, str], list[float]] = {key: [] for key in todo}
+    for i in range(rounds + 1):
+        for case in CASES:
+            for name in MODELS:
+                start = time.perf_counter()
+                todo[name, case]()
+                if i:  # the first round warms up
+                    times[name, case].append(time.perf_counter() - start)
+    middle = {key: statistics.median(values) for key, values in times.items()}
+    return [
+        {
+            "model": name,
+            "case": case,
+            "threads": threads,
+            "milliseconds": round(1000 * middle[name, case], 3),
+            "ratio": round(middle[name, case] / middle[MODELS[0], case], 4),
+        }
+        for name, case in middle
+    ]
+
+
+def table(rows: list[dict[str, object]]) -> str:
+    """Milliseconds, and in brackets the ratio to the dense one."""
+    lines = []
+    for threads in dict.fromkeys(row["threads"] for row in rows):
+        for name in MODELS:
+            of = {row["case"]: row for row in rows if row["model"] == name and row["threads"] == threads}
+            cells = [f"{of[case]['milliseconds']:.3g} ({of[case]['ratio']:.2g})" for case in CASES]
+            lines.append([name, str(threads), *cells])
+    return (
+        "<!-- Written by benchmarks/sae_speed.py; do not edit. -->\n\n"
+        + markdown_table(["", "threads", *CASES], lines)
+        + f"\n\nMilliseconds, medians, and the ratio to the dense one in the same interleaved run; {TOKENS} tokens, "
+        f"{D} → {LATENTS}, k = {K}, float32. A training step has the backward pass, the gradient's projection, Adam "
+        "and the normalisation of the decoder, the same for all.\n"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small sizes, to out/")
+    args = parser.parse_args()
+    sizes, rounds = ((64, 32, 256, 4), 3) if args.quick else ((TOKENS, D, LATENTS, K), 15)
+    most = torch.get_num_threads()
+    rows = [row for threads in dict.fromkeys((1, most)) for row in measure(sizes, threads, rounds)]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    out = Path("out") if args.quick else None
+    write((out or ROOT / "benchmarks" / "results") / "sae_speed.csv", text.getvalue())
+    write((out or ROOT / "docs" / "tables") / "sae-speed.md", table(rows))
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

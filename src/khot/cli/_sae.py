@@ -1,0 +1,113 @@
+"""`khot sae`: a sparse autoencoder of a file of activations."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from json import dumps
+from pathlib import Path
+from typing import Annotated, Any, Never, cast
+
+import typer
+from rich.console import Console
+
+from ..bench import write
+from ..jobs._activations import check_finite, open_activations
+from ..jobs._sae import RECIPES, Point, Training
+from ..jobs._sae_report import FIGURES, report, verdict
+from ..jobs._sae_run import run
+from ..nn import SparseAutoencoderConfig
+from ._show import progress, table
+
+REPORT = "report.html"
+
+
+def sae(
+    activations: Annotated[Path, typer.Argument(help="A .npy, .npz or .safetensors file of floats, (tokens, d).")],
+    out: Annotated[Path, typer.Option(help="The folder for the results.")] = Path("sae"),
+    k: Annotated[float, typer.Option(help="Active latents a token.")] = 32,
+    latents: Annotated[int, typer.Option(help="How many latents.")] = 4096,
+    kind: Annotated[
+        str, typer.Option(help="topk: k for each token; batch: in the mean; feature: tokens for each latent.")
+    ] = "topk",
+    selector: Annotated[str, typer.Option(help=f"{', '.join(RECIPES)}.")] = "straight-through",
+    zipf: Annotated[float, typer.Option(help="Exponent of the latents' budgets, for feature; 0: all the same.")] = 0.0,
+    layer_norm: Annotated[bool, typer.Option("--layer-norm", help="Normalise each token first.")] = False,
+    steps: Annotated[int, typer.Option(help="Steps of Adam.")] = 4000,
+    batch_size: Annotated[int, typer.Option(help="Tokens in a step.")] = 1024,
+    lr: Annotated[float, typer.Option(help="The learning rate.")] = 1e-3,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same result.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint, if there is one.")] = False,
+    checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 250,
+    array: Annotated[str | None, typer.Option(help="Which array of the file, if there are several.")] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the metrics as JSON, and nothing else, to stdout.")
+    ] = False,
+) -> None:
+    """Train a sparse autoencoder on activations; the result loads in SAELens.
+
+    The folder ends with cfg.json, sae_weights.safetensors, metrics.json and report.html. The file is read where it
+    lies, so it may be larger than memory. Checkpoints are atomic: after a crash or Ctrl-C, --resume goes on to the same
+    result, bit for bit. Ctrl-C also writes the results so far.
+
+    For example:
+
+    khot sae acts.npz --k 32 --latents 4096 --out sae
+
+    khot sae acts.safetensors --kind batch --out sae --steps 20000 --resume
+    """
+    try:
+        data = open_activations(activations, array)
+        config = SparseAutoencoderConfig(
+            d_in=data.d,
+            latents=latents,
+            k=int(k) if k == int(k) else k,
+            kind=cast(Any, kind),
+            zipf=zipf,
+            layer_norm=layer_norm,
+        )
+        training = Training(selector=selector, steps=steps, batch_size=batch_size, lr=lr, seed=seed)
+        if checkpoint_every < 1:
+            raise ValueError(f"--checkpoint-every must be ≥ 1; got {checkpoint_every}")
+        with progress() as on_progress:
+            check_finite(data, lambda done: on_progress("checking the activations", done, data.tokens))
+            result = run(
+                data,
+                config,
+                training,
+                out,
+                resume=resume,
+                every=checkpoint_every,
+                on_step=lambda point, total: on_progress(_label(point), point.step, total),
+            )
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        _fail(" ".join(str(error).removesuffix(".").split()))
+    command = shlex.join(["khot", *sys.argv[1:]])
+    write(out / REPORT, report(result.metrics, result.curve, activations.name, command))
+    if json:
+        typer.echo(dumps(result.metrics, indent=1))
+    else:
+        _show(result.metrics, out)
+    if not result.is_complete:
+        typer.echo("khot sae: interrupted; --resume goes on from here.", err=True)
+        raise typer.Exit(130)
+
+
+def _label(point: Point) -> str:
+    return f"FVU {point.fvu:.3f}  L0 {point.l0:.1f}  dead {point.dead}"
+
+
+def _show(metrics: dict[str, Any], out: Path) -> None:
+    held_out = metrics["held_out"]
+    lines = [
+        [what, f"{metrics[name]:.4g}", f"{held_out[name]:.4g}" if held_out else "–"] for name, what in FIGURES.items()
+    ]
+    console = Console()
+    console.print(table(["", "all tokens", "held out"], lines))
+    console.print(verdict(metrics), highlight=False)
+    console.print(f"In {out}, for a browser {out / REPORT}.", style="dim", markup=False, highlight=False)
+
+
+def _fail(message: str) -> Never:
+    typer.echo(f"khot sae: {message}.", err=True)
+    raise typer.Exit(2)

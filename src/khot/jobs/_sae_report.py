@@ -1,0 +1,103 @@
+"""The report of `khot sae`: one HTML file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from .._version import __version__
+from ._charts import Bar, bars, lines
+from ._html import Html, dim, figure, page, paragraph, section, table, tag
+from ._sae import Point
+
+FIGURES = {
+    "fvu": "fraction of variance unexplained (FVU)",
+    "explained_variance": "explained variance",
+    "l0": "active latents a token (L0)",
+    "alive": "fraction of latents that are active at all",
+    "cosine": "cosine of input and reconstruction",
+    "relative_reconstruction_bias": "relative reconstruction bias: 1 is right, less is too small",
+}
+KINDS = {
+    "topk": "k for each token (TopK)",
+    "batch": "k a token in the mean (BatchTopK)",
+    "feature": "tokens for each latent (Feature Choice)",
+}
+
+
+def report(metrics: dict[str, Any], curve: list[Point], source: str, command: str) -> str:
+    """All of it, of metrics.json's contents."""
+    run = metrics["run"]
+    return page(
+        f"{run['d_in']} → {run['latents']}, k = {run['k']:g}: {source}",
+        *_summary(metrics),
+        section("How good it is", *_figures(metrics)),
+        section("What is active", *_densities(metrics)),
+        section("How it went", *_curves(curve)),
+        section("To do it again", tag("pre", command), dim(_versions())),
+    )
+
+
+def verdict(metrics: dict[str, Any]) -> str:
+    """In a sentence."""
+    of = metrics["held_out"] or metrics
+    tokens = "tokens held out" if metrics["held_out"] else "the tokens"
+    return (
+        f"{of['l0']:.3g} latents a token explain {of['explained_variance']:.1%} of the variance of {tokens}; "
+        f"{metrics['alive']:.1%} of the latents are alive."
+    )
+
+
+def _summary(metrics: dict[str, Any]) -> list[Html]:
+    run = metrics["run"]
+    how = (
+        f"{run['tokens']} tokens, {metrics['steps']} steps of {run['batch_size']}. Selected: {KINDS[run['kind']]}; "
+        f"in training, {run['selector']}."
+    )
+    parts = [paragraph(how), paragraph(verdict(metrics))]
+    if not metrics["complete"]:
+        parts.append(paragraph(tag("strong", "Cut short"), f" after {metrics['steps']} of {run['steps']} steps."))
+    return parts
+
+
+def _figures(metrics: dict[str, Any]) -> list[Html]:
+    held_out = metrics["held_out"]
+    rows = [
+        [what, f"{metrics[name]:.4g}", f"{held_out[name]:.4g}" if held_out else "–"] for name, what in FIGURES.items()
+    ]
+    low, middle, high = (metrics["l0_percentiles"][p] for p in ("5", "50", "95"))
+    note = f"L0 is {low} to {high} for nine tokens in ten, {middle} in the middle; of {metrics['tokens']} tokens."
+    return [table(["", "all tokens", "held out"], rows), dim(note)]
+
+
+def _densities(metrics: dict[str, Any]) -> list[Html]:
+    edges, counts = metrics["density_histogram"]["log10_edges"], metrics["density_histogram"]["latents"]
+    known = [i for i, count in enumerate(counts) if count]
+    if not known:
+        return [paragraph("No latent was active.")]
+    items = [
+        Bar(f"{10 ** edges[i]:.1e} to {10 ** edges[i + 1]:.1e}", counts[i], is_marked=True, text=str(counts[i]))
+        for i in range(known[0], known[-1] + 1)
+    ]
+    caption = f"Latents by the fraction of tokens they are active for; {metrics['dead']} are never."
+    return [figure(bars(items, description="histogram of feature densities"), caption)]
+
+
+def _curves(curve: list[Point]) -> list[Html]:
+    if not curve:
+        return [paragraph("It was not begun.")]
+    unexplained = {"FVU of the batch": [(p.step, p.fvu) for p in curve]}
+    dead = {"dead latents": [(p.step, p.dead) for p in curve]}
+    return [
+        figure(lines(unexplained, x_label="step", y_label="FVU", log_y=True, description="FVU during training")),
+        figure(
+            lines(dead, x_label="step", y_label="latents", description="dead latents during training"),
+            "Latents that had not been active for a while; the auxiliary loss trains them.",
+        ),
+    ]
+
+
+def _versions() -> str:
+    return f"khot {__version__}, torch {torch.__version__}, numpy {np.__version__}"

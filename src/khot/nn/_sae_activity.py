@@ -1,0 +1,74 @@
+"""What a sparse autoencoder remembers of its training: who is active, how often, and above which value."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from . import _sae_axes
+from ._sae_axes import Block, Encoder
+from ._sae_budgets import apportion, zipf
+
+RATE = 0.01
+"""Of the running means, once they have seen 1/RATE batches."""
+
+
+class Activity(nn.Module):
+    """Running counts and means of a hard selection, whatever the selector.
+
+    Args:
+        latents: how many.
+        kind: the axis of the selection.
+        exponent: of Zipf's law for the budgets, 0 for equal ones.
+    """
+
+    threshold: Tensor
+    """The mean of the least value kept, in model units; () for "batch", (latents,) for "feature"."""
+    since: Tensor
+    """Tokens since a latent was last active, (latents,)."""
+    density: Tensor
+    """The running fraction of tokens for which a latent is active, (latents,)."""
+    energy: Tensor
+    """The running mean of ReLU(a)², (latents,): what ranks latents for their budgets. Not their density: under a budget
+    that is the budget, and the first ranks would stay for ever."""
+    batches: Tensor
+
+    def __init__(self, latents: int, kind: str, exponent: float) -> None:
+        super().__init__()
+        self.kind, self.exponent = kind, exponent
+        self.register_buffer("threshold", torch.zeros(latents if kind == "feature" else ()))
+        self.register_buffer("since", torch.zeros(latents, dtype=torch.int64))
+        self.register_buffer("density", torch.zeros(latents))
+        self.register_buffer("energy", torch.zeros(latents if exponent else 0))
+        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
+
+    def budgets(self, k: float | Tensor, count: int) -> Tensor:
+        """How many of `count` tokens each latent chooses, k·count in all; (latents,), whole unless k is learned."""
+        n = len(self.since)
+        flat = torch.full((n,), 1 / n, dtype=torch.float64, device=self.since.device)
+        shares = zipf(self.energy, self.exponent) if self.exponent else flat
+        if isinstance(k, Tensor):
+            return (shares * k * count).clamp(1, count).to(k.dtype)
+        return apportion(shares, round(k * count), count)
+
+    @torch.no_grad()
+    def update(self, blocks: list[Block], encoder: Encoder) -> None:
+        """With the entries of a batch that selection was among."""
+        count, rate = len(encoder.x), max(RATE, 1 / (int(self.batches) + 1))
+        active = torch.zeros_like(self.since)
+        least = torch.full_like(self.threshold, torch.inf)
+        for block in blocks:
+            kept = _sae_axes.kept(block)
+            active += torch.bincount(block.latents[kept], minlength=len(active))
+            if self.kind != "topk":
+                of = block.latents[:, 0] if self.kind == "feature" else ...
+                least[of] = torch.where(kept, block.values, torch.inf).amin(-1).to(least.dtype).view_as(least[of])
+        self.batches += 1
+        self.since += count
+        self.since[active > 0] = 0
+        self.density.lerp_((active / max(1, count)).to(self.density.dtype), rate)
+        is_new = (self.threshold == 0) & least.isfinite()
+        moved = self.threshold.lerp(least, rate)
+        self.threshold.copy_(torch.where(is_new, least, torch.where(least.isfinite(), moved, self.threshold)))
+        if self.exponent:
+            self.energy.lerp_(_sae_axes.energies(encoder).to(self.energy.dtype), rate)

@@ -1,0 +1,461 @@
+"""`khot.nn.SparseAutoencoder` against a dense one written out, and what keeps it honest."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import khot
+from khot.nn import SparseAutoencoder, SparseAutoencoderConfig, aux_k_loss, aux_zipf_loss, selectors
+from khot.nn._sae_axes import Encoder, by_latent
+from khot.nn._sae_budgets import apportion, zipf
+from khot.nn._sae_start import geometric_median
+
+KINDS = ("topk", "batch", "feature")
+SELECTORS = (selectors.hard, selectors.straight_through, selectors.soft, selectors.sampled)
+D, N, K, TOKENS = 12, 40, 3, 30
+
+
+def data(tokens=TOKENS, seed=0):
+    return 3 * torch.randn(tokens, D, generator=torch.Generator().manual_seed(seed)) + 1
+
+
+def make(selector=selectors.hard, **changes):
+    config = SparseAutoencoderConfig(**{"d_in": D, "latents": N, "k": K, **changes})
+    return SparseAutoencoder(config, selector=selector, generator=torch.Generator().manual_seed(1)).start(data(200))
+
+
+def train(sae, steps=40, lr=1e-2):
+    adam = torch.optim.Adam(sae.parameters(), lr=lr)
+    for step in range(steps):
+        out = sae(data(100, step), generator=torch.Generator().manual_seed(step))
+        adam.zero_grad()
+        out.loss.backward()
+        sae.remove_parallel_gradient()
+        adam.step()
+        sae.normalize_decoder()
+    return sae.eval()
+
+
+def naive(sae, x, seed=0):
+    """The same with dense matrices: the loss of a training pass."""
+    inputs = x / sae.scale
+    a = (inputs - sae.b_dec) @ sae.W_enc + sae.b_enc
+    kind, how = sae.config.kind, {"temperature": 4.0, "generator": torch.Generator().manual_seed(seed)}
+    if kind == "topk":
+        chosen = sae.selector(a, K, **how)
+    elif kind == "batch":
+        chosen = sae.selector(a.flatten(), K * len(x), **how).view_as(a)
+    else:
+        chosen = sae.selector(a.t(), sae.activity.budgets(K, len(x)), **how).t()
+    out = (a.relu() * chosen) @ sae.W_dec + sae.b_dec
+    return (inputs - out).square().sum() / (inputs - inputs.mean(0)).square().sum()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("selector", SELECTORS[:3], ids=lambda s: s.__name__)
+def test_loss_and_every_gradient_are_those_of_the_dense_one(kind, selector):
+    sae = make(selector, kind=kind, candidates=N / K * 10, aux_weight=0.0).double()
+    x = data().double()
+    loss = sae(x).loss
+    loss.backward()
+    got = {name: p.grad.clone() for name, p in sae.named_parameters()}
+    sae.zero_grad()
+    dense = naive(sae, x)
+    dense.backward()
+    torch.testing.assert_close(loss, dense)
+    for name, p in sae.named_parameters():
+        torch.testing.assert_close(got[name], p.grad, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_the_comparison_finds_a_dropped_gradient(monkeypatch):
+    """A negative control: pre-activations without their gradient, the mistake of a fused op."""
+    monkeypatch.setattr("khot.nn._sparse_autoencoder.chosen", lambda x, weight, bias, values, *where: values)
+    sae = make(aux_weight=0.0).double()
+    sae(data().double()).loss.backward()
+    assert sae.W_enc.grad is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_random_selector_keeps_the_budget_and_follows_its_generator(kind):
+    sae = make(selectors.sampled, kind=kind)
+    codes = [sae.encode(data(), generator=torch.Generator().manual_seed(s)).dense() for s in (0, 0, 1)]
+    assert torch.equal(codes[0], codes[1])
+    assert not torch.equal(codes[0], codes[2])
+    assert (codes[0] > 0).sum() <= K * TOKENS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_budgets_of_the_axes(kind):
+    active = make(kind=kind).encode(data()).dense() > 0
+    if kind == "topk":
+        assert (active.sum(1) == K).all()
+    if kind == "batch":
+        assert active.sum() == K * TOKENS
+        assert active.sum(1).unique().numel() > 1
+    if kind == "feature":
+        assert active.sum() <= K * TOKENS
+        assert ((active.sum(0) == 2) | (active.sum(0) == 3)).all()
+
+
+def test_pieces_do_not_change_the_result(monkeypatch):
+    for kind in KINDS:
+        whole = make(kind=kind).encode(data()).dense()
+        with monkeypatch.context() as m:
+            m.setattr("khot.nn._sae_axes.PIECE", 3 * N)
+            torch.testing.assert_close(make(kind=kind).encode(data()).dense(), whole)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_as_large_as_tokens_times_latents_is_kept(kind):
+    sae = SparseAutoencoder(SparseAutoencoderConfig(d_in=4, latents=3000, k=2, kind=kind, candidates=2))
+    sizes = []
+
+    def pack(t):
+        sizes.append(t.numel())
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        sae(torch.randn(2000, 4)).loss.backward()
+    assert max(sizes) <= 4 * 3000 < 2000 * 3000 / 100
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_evaluation_is_hard_and_does_not_depend_on_the_batch(kind):
+    sae = train(make(selectors.straight_through, kind=kind))
+    x = data(400, 77)
+    code = sae.encode(x).dense()
+    alone = torch.cat([sae.encode(row).dense() for row in x.split(1)])
+    torch.testing.assert_close(code, alone, rtol=1e-4, atol=1e-4)
+    l0 = (code > 0).sum(1).float()
+    assert (l0 <= K).all() if kind == "topk" else (l0.mean() - K).abs() < 1.5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_lowers_the_loss_and_thresholds_follow(kind):
+    sae = make(selectors.straight_through, kind=kind)
+    first = sae(data()).fvu
+    train(sae, 150)
+    assert sae(data()).fvu < 0.75 * first
+    if kind != "topk":
+        assert (sae.activity.threshold > 0).all()
+        l0 = (sae.encode(data(2000, 5)).values > 0).sum() / 2000
+        assert 0.8 * K < l0 < 1.2 * K
+
+
+def test_aux_k_trains_the_encoder_of_dead_latents():
+    sae = make()
+    x = data()
+    weights = (sae.W_enc, sae.b_enc, sae.W_dec)
+    dead = torch.tensor([1, 5, 7])
+    loss = aux_k_loss(x, x.roll(1, 0), dead, weights, 2)
+    loss.backward()
+    touched = {name: p.grad.abs().sum(dim) for name, p, dim in (("W_enc", sae.W_enc, 0), ("W_dec", sae.W_dec, 1))}
+    for name, total in touched.items():
+        assert (total[dead] > 0).all(), name
+        assert total.sum() == total[dead].sum(), name
+    rest = x.roll(1, 0) - (lambda a: a.relu() * khot.hard_topk(a, 2))(x @ sae.W_enc[:, dead]) @ sae.W_dec[dead]
+    torch.testing.assert_close(loss, rest.square().sum() / (x - x.mean(0)).square().sum())
+
+
+def test_aux_k_that_drops_the_gradient_is_found(monkeypatch):
+    """A negative control for the test above: without `chosen`, no dead latent's encoder moves."""
+    monkeypatch.setattr("khot.nn._sae_losses.chosen", lambda x, weight, bias, values, *where: values)
+    sae = make()
+    aux_k_loss(data(), data(), torch.tensor([1, 5, 7]), (sae.W_enc, sae.b_enc, sae.W_dec), 2).backward()
+    assert sae.W_enc.grad is None
+
+
+def test_dead_latents_are_counted_and_revived():
+    sae = make(dead_after=99, aux_weight=1 / 32)
+    with torch.no_grad():
+        sae.b_enc[:5] = -1000.0
+        sae.W_enc[:, 5:10] = 0.0
+    assert not sae.dead().any()
+    sae(data(100))
+    assert sae.dead().nonzero().squeeze(1).tolist()[:10] == list(range(10))
+    out = sae(data(100, 1))
+    assert out.aux_loss > 0
+    out.loss.backward()
+    assert sae.W_enc.grad[:, 5:10].abs().sum() >= 0
+    sae = make(dead_after=99, aux_weight=0.0)
+    assert sae(data(100)).aux_loss == 0
+
+
+def test_aux_zipf_is_aux_k_for_latents_never_active():
+    sae, x = make(), data()
+    weights = (sae.W_enc, sae.b_enc, sae.W_dec)
+    density = torch.linspace(0.5, 0.0, N)
+    density[-4:] = 0
+    tiny = aux_zipf_loss(x, x, density, weights, 2, k=K, fraction=1e-6)
+    torch.testing.assert_close(tiny, aux_k_loss(x, x, torch.arange(N - 4, N), weights, 2))
+    assert aux_zipf_loss(x, x, density, weights, 2, k=K, fraction=0.0) == 0
+    assert make(kind="feature", zipf=1.0, underused=0.9)(x).aux_loss >= 0
+
+
+def test_budgets_sum_and_stay_within_bounds():
+    shares = zipf(torch.tensor([1.0, 5.0, 3.0]), 1.0)
+    torch.testing.assert_close(shares, torch.tensor([1 / 3, 1, 1 / 2], dtype=torch.float64) / (11 / 6))
+    for total, most in ((100, 40), (120, 3), (77, 100), (40, 7)):
+        budgets = apportion(zipf(torch.randn(40), 1.0), total, most)
+        assert budgets.sum() == total
+        assert (budgets >= 1).all()
+        assert (budgets <= most).all()
+    assert apportion(torch.full((4,), 0.25, dtype=torch.float64), 10, 9).tolist() == [3, 3, 2, 2]
+
+
+def test_zipf_budgets_go_to_who_could_explain_most():
+    sae = make(kind="feature", zipf=1.0)
+    for seed in range(5):
+        sae(data(100, seed))
+    budgets = sae.activity.budgets(K, 100)
+    assert budgets.sum() == K * 100
+    assert budgets[sae.activity.energy.argmax()] == budgets.max() > 5 * budgets.min()
+
+
+def test_zipf_budgets_do_not_make_all_latents_as_wide_as_the_first():
+    encoder = Encoder(torch.randn(500, 4), torch.randn(4, 300), torch.zeros(300))
+    budgets = apportion(zipf(torch.randn(300), 1.0), 1000, 500)
+    blocks = by_latent(encoder, budgets, 1.0)
+    assert sum(block.values.numel() for block in blocks) < 2 * 1000
+    found = torch.cat([block.latents[:, 0] for block in blocks])
+    assert found.sort().values.tolist() == list(range(300))
+    assert all(block.values.shape[1] >= block.k.max() for block in blocks)
+
+
+def test_decoder_stays_of_unit_length_and_its_gradient_orthogonal():
+    sae = make()
+    sae(data()).loss.backward()
+    before = (sae.W_dec.grad * sae.W_dec).sum(1).abs().max()
+    sae.remove_parallel_gradient()
+    assert (sae.W_dec.grad * sae.W_dec).sum(1).abs().max() < 1e-5 * max(before, 1)
+    with torch.no_grad():
+        sae.W_dec.mul_(3)
+    sae.normalize_decoder()
+    torch.testing.assert_close(sae.W_dec.norm(dim=1), torch.ones(N))
+
+
+def test_start_ties_the_weights_and_takes_the_median():
+    sae, x = make(), data(200)
+    across = sae.W_enc.t() / sae.W_enc.norm(dim=0)[:, None]
+    torch.testing.assert_close(across, sae.W_dec.detach())
+    torch.testing.assert_close(sae.b_dec * sae.scale, geometric_median(x))
+    for kind in KINDS[:2]:  # no multiple of the first codes is better
+        sae = make(kind=kind)
+        out = sae(x).reconstruction - sae.scale * sae.b_dec
+        error = x - sae.scale * sae.b_dec - out
+        assert (error * out).sum().abs() < 1e-4 * out.square().sum()
+    far = torch.cat([torch.zeros(100, 2), torch.full((40, 2), 1e6)])
+    assert geometric_median(far).norm() < 1e-6 * far.mean(0).norm()  # where the mean is far off
+
+
+def test_scale_of_the_inputs_does_not_matter():
+    x = data(200)
+    small, large = (make() for _ in range(2))
+    large.start(1024 * x)
+    torch.testing.assert_close(large(1024 * x).reconstruction, 1024 * small(x).reconstruction)
+    torch.testing.assert_close(large.encode(1024 * x).values, 1024 * small.encode(x).values)
+
+
+def test_layer_norm_is_undone():
+    sae = train(make(layer_norm=True))
+    x = data(50, 9)
+    y = sae(x)
+    torch.testing.assert_close(sae(10 * x + 7).reconstruction, 10 * y.reconstruction + 7, rtol=1e-3, atol=1e-2)
+    torch.testing.assert_close(sae.decode(sae.encode(x)), y.reconstruction)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("selector", [selectors.straight_through, selectors.soft], ids=lambda s: s.__name__)
+def test_k_can_be_learned(kind, selector):
+    sae = make(selector, kind=kind, learn_k=True, candidates=100.0, aux_weight=0.0).double()
+    sae(data().double()).loss.backward()
+    assert sae.k.grad != 0
+    if selector is selectors.soft:  # the loss of the soft code, a step to either side
+        with torch.no_grad():
+            ends = [sae(data().double()).fvu for sae.k.data in (sae.k + 1e-5, sae.k - 1e-5)]
+        torch.testing.assert_close(sae.k.grad, (ends[0] - ends[1]) / 2e-5, rtol=1e-4, atol=0)
+    costly = train(make(selector, kind=kind, learn_k=True, k_cost=10.0), 100)
+    assert 1 <= costly.k < 2.5
+
+
+def test_multi_topk():
+    sae = make(multi_topk=0.125, aux_weight=0.0)
+    out = sae(data())
+    torch.testing.assert_close(out.loss, out.fvu + out.multi_fvu / 8)
+    x = data()
+    a = (x / sae.scale - sae.b_dec) @ sae.W_enc + sae.b_enc
+    more = sae.scale * ((a.relu() * khot.hard_topk(a, 4 * K)) @ sae.W_dec + sae.b_dec)
+    torch.testing.assert_close(out.multi_fvu, (x - more).square().sum() / (x - x.mean(0)).square().sum())
+
+
+def test_codes_sparse_and_dense():
+    sae = make().eval()
+    x = data().view(5, 6, D)
+    code = sae.encode(x)
+    assert code.dense().shape == (5, 6, N)
+    torch.testing.assert_close(sae.decode(code), sae(x).reconstruction)
+    torch.testing.assert_close(sae.decode(code.dense()), sae.decode(code))
+    assert (code.tokens[1:] >= code.tokens[:-1]).all()
+    assert sae(torch.empty(0, D)).reconstruction.shape == (0, D)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype):
+    sae, x = make(selectors.straight_through), data().to(dtype)
+    out = sae(x)
+    assert out.reconstruction.dtype == dtype
+    assert out.fvu.dtype == torch.float32
+    out.loss.backward()
+    torch.testing.assert_close(out.fvu, make(selectors.straight_through)(x.float()).fvu)
+    half = make(selectors.straight_through).to(dtype)
+    half(x).loss.backward()
+    assert half.W_enc.grad.dtype == dtype
+    with torch.autocast("cpu", torch.bfloat16):
+        assert sae(x).loss.isfinite()
+
+
+def test_a_selector_of_ones_own_and_gradients_to_the_input():
+    def cauchy(scores, k, *, temperature, generator=None):
+        return khot.cauchy_topk(scores, k, temperature=temperature)
+
+    x = data().requires_grad_()
+    make(cauchy)(x).loss.backward()
+    assert x.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"k": N + 1}, rf"0 < k ≤ {N} \(the number of latents\); got {N + 1}"),
+        ({"k": 0}, "`k` must be > 0"),
+        ({"k": 2.5}, 'whole number for the kind "topk"; got 2.5'),
+        ({"kind": "mutual"}, "`kind` must be one of 'topk', 'batch', 'feature'; got 'mutual'"),
+        ({"latents": 0}, "`latents` must be ≥ 1; got 0"),
+        ({"candidates": 0.5}, "`candidates` must be ≥ 1; got 0.5"),
+        ({"zipf": 1.0}, '`zipf` is for the kind "feature"'),
+        ({"aux_weight": -1.0}, "`aux_weight` must be ≥ 0"),
+    ],
+)
+def test_bad_configs(changes, says):
+    with pytest.raises(ValueError, match=says):
+        make(**changes)
+
+
+def test_bad_calls():
+    with pytest.raises(ValueError, match=r"12 features in its last dimension; got \(3, 5\)"):
+        make()(torch.randn(3, 5))
+    with pytest.raises(ValueError, match=r"at least latents/k = 13.3333 tokens in a training batch.*got 5"):
+        make(kind="feature")(data(5))
+    with pytest.raises(TypeError, match="`config` must be a SparseAutoencoderConfig"):
+        SparseAutoencoder({"d_in": 3})
+
+
+def test_repr_and_state_dict():
+    sae = train(make(kind="batch"))
+    assert repr(sae).startswith("SparseAutoencoder(\n  d_in=12, latents=40, k=3, kind='batch'")
+    other = make(kind="batch").eval()
+    other.load_state_dict(sae.state_dict())
+    assert torch.equal(other(data()).reconstruction, sae(data()).reconstruction)
+    assert {name for name, p in sae.named_parameters()} == {"W_enc", "b_enc", "W_dec", "b_dec"}
+    assert isinstance(sae.W_enc, nn.Parameter)
+    assert (sae.W_enc.shape, sae.W_dec.shape) == ((D, N), (N, D))
+
+
+class TestFiles:
+    @pytest.fixture(params=[(kind, ln) for kind in KINDS for ln in (False, True)], ids=str)
+    def sae(self, request):
+        return train(make(kind=request.param[0], layer_norm=request.param[1]))
+
+    def test_round_trip_is_exact(self, sae, tmp_path):
+        sae.save(tmp_path / "sae")
+        loaded = SparseAutoencoder.load(tmp_path / "sae")
+        assert torch.equal(loaded(data()).reconstruction, sae(data()).reconstruction)
+        assert loaded.config == sae.config
+        assert sorted(p.name for p in (tmp_path / "sae").iterdir()) == ["cfg.json", "sae_weights.safetensors"]
+
+    def test_the_form_is_that_of_saelens(self, sae, tmp_path):
+        from safetensors.torch import load_file
+
+        sae.save(tmp_path)
+        config = json.loads((tmp_path / "cfg.json").read_text())
+        weights = load_file(tmp_path / "sae_weights.safetensors")
+        is_topk = sae.config.kind == "topk"
+        assert config["architecture"] == ("topk" if is_topk else "jumprelu")
+        assert (config["d_in"], config["d_sae"], config["dtype"]) == (D, N, "float32")
+        assert config["apply_b_dec_to_input"] is True
+        assert config["normalize_activations"] == ("layer_norm" if sae.config.layer_norm else "none")
+        assert config["metadata"]["sae_lens_version"] >= "6"
+        assert set(weights) == {"W_enc", "W_dec", "b_enc", "b_dec", *(() if is_topk else ("threshold",))}
+        torch.testing.assert_close(weights["W_dec"].norm(dim=1), torch.ones(N))
+        x = data()
+        if sae.config.layer_norm:
+            x = (x - x.mean(1, keepdim=True)) / (x.std(1, keepdim=True) + 1e-5)
+        a = (x - weights["b_dec"]) @ weights["W_enc"] + weights["b_enc"]
+        z = a.relu() * (khot.hard_topk(a, config["k"]) if is_topk else a > weights["threshold"])
+        torch.testing.assert_close(z, sae.encode(data()).dense(), rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.filterwarnings("ignore")  # its own, and those of what it imports
+    def test_saelens_loads_it(self, sae, tmp_path):
+        pytest.importorskip("sae_lens", exc_type=ImportError)
+        from sae_lens import SAE
+
+        sae.save(tmp_path)
+        theirs = SAE.load_from_disk(tmp_path)
+        torch.testing.assert_close(theirs.encode(data()), sae.encode(data()).dense())
+        torch.testing.assert_close(theirs(data()), sae(data()).reconstruction)
+
+
+def test_a_learned_k_is_saved_as_it_is_used(tmp_path):
+    sae = make(learn_k=True)
+    with torch.no_grad():
+        sae.k.fill_(4.7)
+    sae.eval().save(tmp_path)
+    assert json.loads((tmp_path / "cfg.json").read_text())["k"] == 5
+    assert torch.equal(SparseAutoencoder.load(tmp_path)(data()).reconstruction, sae(data()).reconstruction)
+
+
+def test_truncated_foreign_and_missing_files(tmp_path):
+    sae = make()
+    sae.save(tmp_path)
+    weights = tmp_path / "sae_weights.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-100])
+    with pytest.raises(ValueError, match="must be a whole safetensors file"):
+        SparseAutoencoder.load(tmp_path)
+    make(latents=20).save(tmp_path / "other")
+    weights.write_bytes((tmp_path / "other" / "sae_weights.safetensors").read_bytes())
+    with pytest.raises(ValueError, match=r"must have the tensors of its config; got W_enc \(12, 20\), not \(12, 40\)"):
+        SparseAutoencoder.load(tmp_path)
+    weights.unlink()
+    with pytest.raises(FileNotFoundError, match="must be a file; there is none"):
+        SparseAutoencoder.load(tmp_path)
+    (tmp_path / "cfg.json").write_text("{}")
+    with pytest.raises(ValueError, match="must be a config that khot wrote; got KeyError"):
+        SparseAutoencoder.load(tmp_path)
+
+
+def test_missing_safetensors_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "safetensors.torch", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'khot\[sae\]'"):
+        make().save(tmp_path)
+
+
+def test_metrics_are_those_of_all_tokens_at_once():
+    sae, x = train(make(kind="batch")), data(300, 8)
+    metrics = khot.nn.SparseAutoencoderMetrics()
+    for part in x.split(77):
+        metrics.update(sae, part)
+    got, out = metrics.result(), sae(x)
+    y = out.reconstruction.detach()
+    active = out.code.dense() > 0
+    assert got["fvu"] == pytest.approx(float((x - y).square().sum() / (x - x.mean(0)).square().sum()), rel=1e-5)
+    assert got["l0"] == pytest.approx(float(active.sum(1).float().mean()))
+    assert got["l0_percentiles"]["50"] == active.sum(1).sort().values[149]
+    assert got["alive"] == pytest.approx(float(active.any(0).float().mean()))
+    assert got["dead"] == int((~active.any(0)).sum())
+    assert got["cosine"] == pytest.approx(float(torch.cosine_similarity(x, y).mean()), rel=1e-5)
+    assert got["relative_reconstruction_bias"] == pytest.approx(float(y.square().sum() / (x * y).sum()), rel=1e-5)
+    assert sum(got["density_histogram"]["latents"]) == N - got["dead"]
+    json.dumps(got)
