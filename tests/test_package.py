@@ -20,7 +20,7 @@ PUBLIC = {
         *("Design", "Pivotal", "Systematic", "ConditionalPoisson", "Sampford", "Brewer", "Pareto", "PlackettLuce"),
         *("KHotStraightThrough", "RelaxedKHot"),
     },
-    "khot.nn": {"SigmoidTopK", "KHotGate", "Schedule", "geometric", "linear"},
+    "khot.nn": {"SigmoidTopK", "KHotGate", "Schedule", "geometric", "linear", "Router", "MoE", "MoEOutput"},
     "khot.constraints": {"capped_simplex", "k_hot"},
     "khot.estimators": {
         *(
