@@ -153,6 +153,17 @@ def test_experts_that_choose_have_equal_loads():
     assert (found.weights[~chosen] == 0).all()
 
 
+def test_gates_that_underflow_have_weights():
+    """A bias may choose experts whose gates are 0 in float32; their shares are still known."""
+    x = torch.tensor([[-200.0, -201.0, 5.0]], requires_grad=True)
+    found = routing.sigmoid_gates(x, 2, bias=torch.tensor([3.0, 3.0, 0.0]))
+    torch.testing.assert_close(found.weights, torch.tensor([[0.7311, 0.2689]]), atol=1e-4, rtol=0)
+    assert torch.autograd.grad(found.weights[0, 0], x)[0].isfinite().all()
+    plain = routing.sigmoid_gates(logits(), 2)
+    chosen = plain.probs.gather(-1, plain.indices)
+    torch.testing.assert_close(plain.weights, chosen / chosen.sum(-1, keepdim=True))
+
+
 def test_noise_has_the_scale_asked_for():
     x = torch.cat([torch.zeros(20_000, 4), torch.tensor([-30.0, 0.0, 1.0, 3.0]).expand(20_000, 4)], -1)
     found = routing.noisy_topk(x, 2, generator=seeded())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
+from torch.nn.functional import logsigmoid, softplus
 
 from ... import _check
 from ._routing import Routing, gather, scores
@@ -55,7 +55,11 @@ def sigmoid_gates(logits: Tensor, k: int, *, bias: Tensor | None = None, normali
     logits = scores(logits)
     gates = logits.sigmoid()
     wanted = gates.detach() if bias is None else gates.detach() + bias.detach()
-    return gather(logits, gates, wanted.topk(k, -1).indices, normalize)
+    indices = wanted.topk(k, -1).indices
+    if not normalize:
+        return gather(logits, gates, indices, False)
+    weights = logsigmoid(logits.gather(-1, indices)).softmax(-1)  # of the gates' logarithms: they may all be 0
+    return Routing(logits, weights, indices, gates)
 
 
 def noisy_topk(
