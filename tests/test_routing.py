@@ -164,6 +164,12 @@ def test_gates_that_underflow_have_weights():
     torch.testing.assert_close(plain.weights, chosen / chosen.sum(-1, keepdim=True))
 
 
+def test_softmax_gives_the_others_no_gradient_and_chooses_where_it_underflows():
+    x = torch.tensor([2.0, 1.0, 0.0, -1.0], requires_grad=True)
+    assert torch.autograd.grad(routing.softmax_topk(x, 2).weights[0], x)[0][2:].tolist() == [0, 0]
+    assert routing.softmax_topk(torch.tensor([300.0, -2.0, -1.0, 0.0]), 2).indices.tolist() == [0, 3]
+
+
 def test_noise_has_the_scale_asked_for():
     x = torch.cat([torch.zeros(20_000, 4), torch.tensor([-30.0, 0.0, 1.0, 3.0]).expand(20_000, 4)], -1)
     found = routing.noisy_topk(x, 2, generator=seeded())

@@ -24,11 +24,3 @@ class Routing(NamedTuple):
 def scores(logits: Tensor) -> Tensor:
     """In float32 at least: routing in half precision is unstable."""
     return logits if logits.dtype == torch.float64 else logits.float()
-
-
-def gather(logits: Tensor, probs: Tensor, indices: Tensor, is_normalized: bool) -> Routing:
-    """The routing with the probabilities of the chosen as weights, divided by their sum if asked for."""
-    weights = probs.gather(-1, indices)
-    if is_normalized:
-        weights = weights / weights.sum(-1, keepdim=True)
-    return Routing(logits, weights, indices, probs)

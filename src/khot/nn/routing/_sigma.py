@@ -10,7 +10,7 @@ from ..._math import select
 from ...designs import Pivotal
 from ...relaxations._hard import straight_through as straight
 from ...relaxations._threshold import sigmoid_topk, threshold
-from ._routing import Routing, gather, scores
+from ._routing import Routing, scores
 
 ITERATIONS = 200
 """Of the two-sided router at most; each doubles the digits or so."""
@@ -138,8 +138,8 @@ def _chosen(
         indices = select.indices(drawn)
     else:
         indices = probs.detach().topk(k, -1).indices
-    if not straight_through:
-        return gather(logits, probs, indices, normalize)
-    soft = probs.gather(-1, indices)
-    weights = straight(torch.ones_like(soft), soft)
-    return Routing(logits, weights / k if normalize else weights, indices, probs)
+    weights = probs.gather(-1, indices)
+    if straight_through:
+        weights = straight(torch.ones_like(weights), weights)
+        return Routing(logits, weights / k if normalize else weights, indices, probs)
+    return Routing(logits, weights / weights.sum(-1, keepdim=True) if normalize else weights, indices, probs)

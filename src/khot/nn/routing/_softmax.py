@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
 from ... import _check
-from ._routing import Routing, gather, scores
+from ._routing import Routing, scores
 
 
 def softmax_topk(logits: Tensor, k: int, *, normalize: bool = True) -> Routing:
@@ -29,8 +29,8 @@ def softmax_topk(logits: Tensor, k: int, *, normalize: bool = True) -> Routing:
     """
     _check.experts(logits, k)
     logits = scores(logits)
-    probs = logits.softmax(-1)
-    return gather(logits, probs, probs.topk(k, -1).indices, normalize)
+    indices = logits.detach().topk(k, -1).indices  # of the scores: probabilities may underflow
+    return _weighted(logits, logits, logits.softmax(-1), indices, normalize)
 
 
 def sigmoid_gates(logits: Tensor, k: int, *, bias: Tensor | None = None, normalize: bool = True) -> Routing:
@@ -56,10 +56,13 @@ def sigmoid_gates(logits: Tensor, k: int, *, bias: Tensor | None = None, normali
     gates = logits.sigmoid()
     wanted = gates.detach() if bias is None else gates.detach() + bias.detach()
     indices = wanted.topk(k, -1).indices
-    if not normalize:
-        return gather(logits, gates, indices, False)
-    weights = logsigmoid(logits.gather(-1, indices)).softmax(-1)  # of the gates' logarithms: they may all be 0
-    return Routing(logits, weights, indices, gates)
+    return _weighted(logits, logsigmoid(logits), gates, indices, normalize)
+
+
+def _weighted(logits: Tensor, log_probs: Tensor, probs: Tensor, indices: Tensor, is_normalized: bool) -> Routing:
+    """Weights of the chosen; normalised by their logarithms, since all of them may underflow."""
+    weights = log_probs.gather(-1, indices).softmax(-1) if is_normalized else probs.gather(-1, indices)
+    return Routing(logits, weights, indices, probs)
 
 
 def noisy_topk(
