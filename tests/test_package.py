@@ -23,7 +23,7 @@ PUBLIC = {
     "khot.nn": {
         *("SigmoidTopK", "SparseAutoencoder", "SparseAutoencoderConfig", "SparseAutoencoderOutput", "SparseCode"),
         *("aux_k_loss", "aux_zipf_loss", "SparseAutoencoderMetrics"),
-        *("KHotGate", "Schedule", "geometric", "linear"),
+        *("KHotGate", "Schedule", "geometric", "linear", "Router", "MoE", "MoEOutput"),
     },
     "khot.constraints": {"capped_simplex", "k_hot"},
     "khot.estimators": {

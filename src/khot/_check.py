@@ -470,6 +470,42 @@ def sizes_of_layers(name: str, value: Any) -> None:
         at_least(f"{name}, each of it,", size, 1)
 
 
+def experts(logits: Any, k: Any) -> None:
+    """Raise unless there are scores of experts, and k of them can be chosen."""
+    scores(logits, -1, "logits")
+    n = logits.shape[-1]
+    if isinstance(k, bool) or not isinstance(k, int):
+        raise TypeError(f"`k` must be an int; got {type(k).__name__}.")
+    if not 1 <= k <= n:
+        raise ValueError(f"`k` must satisfy 1 ≤ k ≤ {n} (number of experts); got {k}.")
+
+
+def capacity(value: Any, mean: float, tokens: int, n: int, k: int) -> None:
+    """Raise if experts with this capacity cannot take all tokens."""
+    if value is None:
+        return
+    _number("capacity", value, "a number or None")
+    if value * n < tokens * k:
+        raise ValueError(
+            f"`capacity` must be ≥ {mean:g} (k·tokens/experts); got {value}: "
+            f"{tokens * k - int(value * n)} of {tokens * k} assignments would be dropped."
+        )
+
+
+def as_many_experts(given: int, n: int) -> None:
+    """Raise unless there is an expert for each of the router's."""
+    if given != n:
+        raise ValueError(f"`experts` must be {n} Modules, as many as the router has; got {given}.")
+
+
+def no_nan(logits: Tensor) -> None:
+    """Raise if a token has NaN among its scores; read on the host, as dispatch reads them anyway."""
+    bad = logits.detach().reshape(-1, logits.shape[-1]).isnan().any(-1)
+    if bad.any():
+        first = int(bad.nonzero()[0])
+        raise ValueError(f"`logits` must not be NaN; got NaN for {int(bad.sum())} of {len(bad)} tokens, first {first}.")
+
+
 def _tolerance(dtype: torch.dtype) -> float:
     return {torch.float64: 1e-9, torch.float32: 1e-5}.get(dtype, 1e-3)
 

@@ -2,6 +2,9 @@
 
 from . import selectors as selectors
 from ._gate import KHotGate as KHotGate
+from ._moe import MoE as MoE
+from ._moe import MoEOutput as MoEOutput
+from ._router import Router as Router
 from ._sae_config import SparseAutoencoderConfig as SparseAutoencoderConfig
 from ._sae_config import SparseAutoencoderOutput as SparseAutoencoderOutput
 from ._sae_losses import aux_k_loss as aux_k_loss

@@ -1,0 +1,119 @@
+"""Routers of transformers models, from small configurations, without a download."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import khot.hf
+from khot.nn import routing
+
+transformers = pytest.importorskip("transformers", reason="khot[hf] is not installed")
+
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+}
+QWEN = {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 24, "num_experts": 8, "decoder_sparse_step": 1}
+MODELS = {
+    "Mixtral": {"num_local_experts": 8},
+    "Qwen2Moe": {**QWEN, "norm_topk_prob": False},
+    "Qwen3Moe": {**QWEN, "norm_topk_prob": True, "head_dim": 16},
+    "Olmoe": {"num_experts": 8, "norm_topk_prob": False},
+}
+families = pytest.mark.parametrize("family", MODELS)
+TOKENS = torch.arange(3, 23).reshape(2, 10)
+
+
+def make(family):
+    config = getattr(transformers, f"{family}Config")(**SMALL, **MODELS[family])
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForCausalLM")(config)
+    with torch.no_grad():  # some begin at zero, where all experts are equal
+        for module in model.modules():
+            if type(module).__name__.endswith("Router"):
+                module.weight.normal_(generator=torch.Generator().manual_seed(1))
+    return model.eval()
+
+
+@families
+def test_the_models_own_rule_changes_nothing(family):
+    model = make(family)
+    with torch.no_grad():
+        before = model(TOKENS, output_router_logits=True)
+    names = khot.hf.swap_routers(model, routing.softmax_topk)
+    assert len(names) == 2
+    with torch.no_grad():
+        after = model(TOKENS, output_router_logits=True)
+        other = model(TOKENS, output_router_logits=True) if khot.hf.swap_routers(model) else None
+    torch.testing.assert_close(after.logits, before.logits, rtol=0, atol=1e-6)
+    assert len(after.router_logits) == len(before.router_logits) == 2
+    for a, b in zip(after.router_logits, before.router_logits, strict=True):
+        torch.testing.assert_close(a, b)
+    assert (other.logits - before.logits).abs().max() > 1e-4  # a negative control: σ_k is another rule
+    assert isinstance(model.get_submodule(names[0]), type(make(family).get_submodule(names[0])))
+
+
+@families
+def test_a_training_step_reaches_every_expert(family):
+    model = make(family).train()
+    names = khot.hf.swap_routers(model)
+    batch = TOKENS[:1, :3]  # three tokens, six of sixteen pairs: most experts are not chosen
+    rows = []
+    for own in (False, True):
+        if own:
+            khot.hf.swap_routers(model, routing.softmax_topk)
+        model.zero_grad()
+        model(batch, labels=batch).loss.backward()
+        size = model.get_submodule(names[0]).weight.grad.abs().sum(-1)
+        rows.append((size > 1e-5 * size.max()).sum().item())
+    assert rows[0] == 8
+    assert rows[1] < 8 or family in ("Qwen2Moe", "Olmoe")  # these do not divide by the sum, and reach all as well
+    before = model.get_submodule(names[0]).weight.detach().clone()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert (model.get_submodule(names[0]).weight != before).any()
+
+
+@families
+def test_saving_loading_and_generating(family, tmp_path):
+    model = make(family)
+    khot.hf.swap_routers(model)
+    text = model.generate(TOKENS[:, :4], max_new_tokens=5, do_sample=False)
+    assert text.shape == (2, 9)
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path).eval()
+    khot.hf.swap_routers(again)
+    with torch.no_grad():
+        torch.testing.assert_close(again(TOKENS).logits, model(TOKENS).logits)
+    assert torch.equal(again.generate(TOKENS[:, :4], max_new_tokens=5, do_sample=False), text)
+
+
+def test_half_precision_keeps_its_dtype():
+    model = make("Mixtral").to(torch.bfloat16)
+    khot.hf.swap_routers(model)
+    with torch.no_grad():
+        assert model(TOKENS).logits.dtype == torch.bfloat16
+
+
+def test_samples_are_for_training_alone():
+    model = make("Mixtral")
+    khot.hf.swap_routers(model, partial(routing.sigma_topk, sample=True))
+    with torch.no_grad():
+        assert torch.equal(model(TOKENS).logits, model(TOKENS).logits)
+        model.train()
+        assert not torch.equal(model(TOKENS).logits, model(TOKENS).logits)
+
+
+def test_a_model_without_routers_is_named():
+    with pytest.raises(ValueError, match="got Linear, which has none"):
+        khot.hf.swap_routers(nn.Linear(2, 2))

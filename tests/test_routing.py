@@ -1,0 +1,417 @@
+"""Routers, their losses and measures, and the mixture of experts."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import khot
+from khot.nn import MoE, Router, routing
+from khot.nn.routing import Routing
+
+TOPK = [
+    routing.softmax_topk,
+    routing.sigmoid_gates,
+    partial(routing.sigma_topk, normalize=True),
+    partial(routing.balanced_sigma_topk, normalize=True),
+    partial(routing.sigma_topk, normalize=True, sample=True),
+    partial(routing.sigma_topk, normalize=True, straight_through=True),
+]
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def logits(tokens=50, n=8, seed=0, dtype=torch.float32):
+    return 2 * torch.randn(tokens, n, generator=seeded(seed), dtype=dtype)
+
+
+# Routers -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("route", TOPK, ids=lambda f: getattr(f, "__name__", str(getattr(f, "keywords", ""))))
+def test_k_different_experts_with_positive_weights(route):
+    x = logits().reshape(5, 10, 8)
+    found = route(x, 3)
+    assert found.weights.shape == found.indices.shape == (5, 10, 3)
+    assert found.logits.shape == found.probs.shape == (5, 10, 8)
+    assert all(len(set(row)) == 3 for row in found.indices.reshape(-1, 3).tolist())
+    assert (found.weights > 0).all()
+    torch.testing.assert_close(found.weights.sum(-1), torch.ones(5, 10))
+
+
+@pytest.mark.parametrize("route", [routing.sigma_topk, routing.balanced_sigma_topk])
+@pytest.mark.parametrize("k", [1, 2, 7])
+def test_probabilities_of_sigma_routers_sum_to_k(route, k):
+    for scale in (0.01, 1.0, 30.0):
+        probs = route(scale * logits(200), k).probs
+        assert (probs.sum(-1) - k).abs().max() < 1e-6 * k
+        assert probs.min() >= 0
+        assert probs.max() <= 1
+
+
+def gradient_of_unchosen(route):
+    """How much the scores of experts that were not chosen get, from a loss of the chosen experts' weights alone."""
+    x = logits(dtype=torch.float64).requires_grad_()
+    found = route(x, 2)
+    values = torch.randn(found.weights.shape, dtype=torch.float64, generator=seeded(1))
+    (gradient,) = torch.autograd.grad((found.weights * values).sum(), x)
+    unchosen = torch.ones_like(x, dtype=torch.bool).scatter(-1, found.indices, False)
+    return gradient[unchosen].abs()
+
+
+@pytest.mark.parametrize(
+    "route",
+    [
+        routing.sigma_topk,
+        partial(routing.sigma_topk, normalize=True),
+        partial(routing.sigma_topk, straight_through=True),
+        routing.balanced_sigma_topk,
+    ],
+)
+def test_experts_that_were_not_chosen_learn_with_sigma(route):
+    assert (gradient_of_unchosen(route) > 0).all()
+
+
+@pytest.mark.parametrize("route", [routing.softmax_topk, routing.sigmoid_gates])
+def test_and_do_not_with_softmax_over_the_chosen(route):
+    """The negative control: to the last bit but one."""
+    assert gradient_of_unchosen(route).max() < 1e-15
+
+
+def test_softmax_is_that_over_the_chosen():
+    x = logits()
+    found = routing.softmax_topk(x, 2)
+    best = x.topk(2, -1)
+    torch.testing.assert_close(found.weights, best.values.softmax(-1))
+    assert torch.equal(found.indices, best.indices)
+    raw = routing.softmax_topk(x, 2, normalize=False)
+    torch.testing.assert_close(raw.weights, x.softmax(-1).topk(2, -1).values)
+
+
+def test_the_bias_of_sigmoid_gates_chooses_and_does_not_weigh():
+    x, bias = logits(), torch.tensor([0.0] * 7 + [10.0])
+    found = routing.sigmoid_gates(x, 2, bias=bias, normalize=False)
+    assert (found.indices == 7).any(-1).all()
+    torch.testing.assert_close(found.weights, x.sigmoid().gather(-1, found.indices))
+
+
+def test_samples_have_the_probabilities_of_sigma():
+    x = logits(1).expand(20_000, 8)
+    found = routing.sigma_topk(x, 3, sample=True, generator=seeded())
+    share = torch.bincount(found.indices.flatten(), minlength=8) / 20_000
+    torch.testing.assert_close(share, found.probs[0], rtol=0, atol=0.015)
+    again = routing.sigma_topk(x, 3, sample=True, generator=seeded())
+    assert torch.equal(again.indices, found.indices)
+
+
+def test_straight_through_is_a_mean_of_experts():
+    x = logits().requires_grad_()
+    found = routing.sigma_topk(x, 2, straight_through=True, normalize=True)
+    assert torch.equal(found.weights, torch.full((50, 2), 0.5))
+    (gradient,) = torch.autograd.grad(found.weights[:, 0].sum(), x)
+    (expected,) = torch.autograd.grad(khot.sigmoid_topk(x, 2).gather(-1, found.indices[:, :1]).sum() / 2, x)
+    torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("scale", [0.1, 3.0, 20.0])
+@pytest.mark.parametrize("skew", [0.0, 5.0])
+def test_two_sided_loads_are_met(scale, skew):
+    x = scale * logits(512, 16) + skew * torch.arange(16) / 16
+    found = routing.balanced_sigma_topk(x, 2)
+    loads = found.probs.sum(0)
+    assert (loads / 64 - 1).abs().max() < 1e-3
+    free = routing.sigma_topk(x, 2).probs.sum(0)
+    if skew:
+        assert (free / 64 - 1).abs().max() > 0.2  # a negative control: without prices they are not met
+
+
+def test_a_capacity_binds_only_where_it_is_exceeded():
+    x = logits(512, 8) + torch.tensor([3.0] + [0.0] * 7)
+    free = routing.sigma_topk(x, 2)
+    capped = routing.balanced_sigma_topk(x, 2, capacity=150)
+    assert free.probs.sum(0)[0] > 300
+    assert capped.probs.sum(0)[0] == pytest.approx(150, rel=1e-3)
+    assert (capped.probs.sum(0)[1:] <= 150.2).all()
+    loose = routing.balanced_sigma_topk(x, 2, capacity=512)
+    torch.testing.assert_close(loose.probs, free.probs)
+
+
+def test_experts_that_choose_have_equal_loads():
+    x = logits(64, 8) + torch.tensor([3.0] + [0.0] * 7)
+    found = routing.expert_choice(x, 2)
+    assert routing.load(found).tolist() == [16] * 8
+    probs = x.softmax(-1)
+    for expert in range(8):
+        tokens = (found.indices == expert).any(-1).nonzero()[:, 0]
+        assert set(tokens.tolist()) == set(probs[:, expert].topk(16).indices.tolist())
+    chosen = found.indices < 8
+    torch.testing.assert_close(found.weights[chosen], probs.gather(-1, found.indices.clamp(max=7))[chosen])
+    assert (found.weights[~chosen] == 0).all()
+
+
+def test_gates_that_underflow_have_weights():
+    """A bias may choose experts whose gates are 0 in float32; their shares are still known."""
+    x = torch.tensor([[-200.0, -201.0, 5.0]], requires_grad=True)
+    found = routing.sigmoid_gates(x, 2, bias=torch.tensor([3.0, 3.0, 0.0]))
+    torch.testing.assert_close(found.weights, torch.tensor([[0.7311, 0.2689]]), atol=1e-4, rtol=0)
+    assert torch.autograd.grad(found.weights[0, 0], x)[0].isfinite().all()
+    plain = routing.sigmoid_gates(logits(), 2)
+    chosen = plain.probs.gather(-1, plain.indices)
+    torch.testing.assert_close(plain.weights, chosen / chosen.sum(-1, keepdim=True))
+
+
+def test_softmax_gives_the_others_no_gradient_and_chooses_where_it_underflows():
+    x = torch.tensor([2.0, 1.0, 0.0, -1.0], requires_grad=True)
+    assert torch.autograd.grad(routing.softmax_topk(x, 2).weights[0], x)[0][2:].tolist() == [0, 0]
+    assert routing.softmax_topk(torch.tensor([300.0, -2.0, -1.0, 0.0]), 2).indices.tolist() == [0, 3]
+
+
+def test_noise_has_the_scale_asked_for():
+    x = torch.cat([torch.zeros(20_000, 4), torch.tensor([-30.0, 0.0, 1.0, 3.0]).expand(20_000, 4)], -1)
+    found = routing.noisy_topk(x, 2, generator=seeded())
+    expected = torch.nn.functional.softplus(torch.tensor([-30.0, 0.0, 1.0, 3.0]))
+    torch.testing.assert_close(found.logits.std(0), expected, rtol=0.02, atol=1e-6)
+    assert (routing.noisy_topk(x, 2, training=False).logits == 0).all()
+
+
+def test_dselect_is_at_most_k_hot_when_codes_are_sharp():
+    x = torch.randn(40, 2 * 3 + 2, generator=seeded())
+    sharp = torch.cat([x[:, :6].sign(), x[:, 6:]], -1)
+    found = routing.dselect_k(sharp, 2, num_experts=8)
+    assert ((found.probs > 0).sum(-1) <= 2).all()
+    torch.testing.assert_close(found.probs.sum(-1), torch.ones(40))
+    soft = routing.dselect_k(0.1 * x, 2, num_experts=8)
+    torch.testing.assert_close(soft.probs.sum(-1), torch.ones(40))
+    assert soft.indices.shape[-1] == 8
+
+
+def test_the_code_of_dselect_is_binary():
+    x = torch.tensor([[1.0, -1.0, 1.0, 0.0]])  # one slot, digits 1 0 1: expert 5
+    found = routing.dselect_k(x, 1, num_experts=8)
+    assert found.indices.tolist() == [[5]]
+    leaf = (0.2 * torch.randn(6, 8, dtype=torch.float64, generator=seeded())).requires_grad_()
+    assert torch.autograd.gradcheck(lambda z: routing.dselect_k(z, 2, num_experts=8).probs, leaf)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_routed_in_float32(dtype):
+    x = logits().to(dtype)
+    for route in TOPK[:3]:
+        found = route(x, 2)
+        assert found.weights.dtype == torch.float32
+        torch.testing.assert_close(found.weights, route(x.float(), 2).weights)
+
+
+@pytest.mark.parametrize("route", [*TOPK, routing.expert_choice])
+def test_no_tokens(route):
+    found = route(torch.zeros(0, 8), 2)
+    assert found.indices.shape[0] == 0
+    assert routing.load(found).tolist() == [0] * 8
+
+
+@pytest.mark.parametrize("route", [routing.softmax_topk, routing.sigma_topk, routing.expert_choice])
+def test_bad_k(route):
+    with pytest.raises(ValueError, match=r"1 ≤ k ≤ 8 \(number of experts\); got 9"):
+        route(logits(), 9)
+    with pytest.raises(TypeError, match="`k` must be an int"):
+        route(logits(), 2.0)
+
+
+def test_a_capacity_that_cannot_hold_all_says_how_many_are_dropped():
+    with pytest.raises(ValueError, match=r"≥ 12.5 .* got 10: 20 of 100 assignments would be dropped"):
+        routing.balanced_sigma_topk(logits(50), 2, capacity=10)
+    moe = MoE(Router(4, 8, 2), [nn.Linear(4, 4) for _ in range(8)], capacity_factor=0.5)
+    with pytest.raises(ValueError, match="assignments would be dropped"):
+        moe(torch.randn(40, 4))
+
+
+# Load ----------------------------------------------------------------------------------------------------------------
+
+
+def made(indices, n=4, probs=None):
+    index = torch.tensor(indices)
+    soft = torch.full((len(index), n), 1 / n) if probs is None else probs
+    return Routing(soft, torch.ones(index.shape), index, soft)
+
+
+def test_measures_of_load():
+    found = made([[0, 1], [0, 1], [0, 2], [0, 4]])
+    assert routing.load(found).tolist() == [4, 2, 1, 0]
+    assert routing.max_violation(found) == pytest.approx(4 / 1.75 - 1)
+    assert routing.dead_experts(found) == 1
+    assert routing.routing_entropy(found) == pytest.approx(math.log(4))
+
+
+def test_losses_are_least_when_all_is_even():
+    even = made([[0, 1], [2, 3]])
+    assert float(routing.load_balance_loss(even)) == pytest.approx(1)
+    assert float(routing.importance_loss(even)) == pytest.approx(0)
+    probs = torch.tensor([[0.7, 0.1, 0.1, 0.1]] * 2, requires_grad=True)
+    skewed = made([[0, 1], [0, 2]], probs=probs)
+    loss = routing.load_balance_loss(skewed)
+    assert float(loss.detach()) == pytest.approx(4 * (0.5 * 0.7 + 0.25 * 0.1 * 2))
+    assert torch.autograd.grad(loss, probs)[0][0, 0] > 0
+    assert float(routing.importance_loss(skewed).detach()) == pytest.approx(0.0675 / 0.0625)
+    assert float(routing.z_loss(made([[0]], probs=torch.zeros(1, 4)))) == pytest.approx(math.log(4) ** 2)
+
+
+@pytest.mark.parametrize("route", [routing.sigmoid_gates, routing.sigma_topk])
+def test_the_bias_evens_the_load_out(route):
+    x, bias = logits(2000) + torch.tensor([4.0] + [0.0] * 7), torch.zeros(8)
+    before = routing.max_violation(route(x, 2, bias=bias))
+    for _ in range(300):
+        routing.update_bias(bias, route(x, 2, bias=bias), rate=0.02)
+    after = routing.max_violation(route(x, 2, bias=bias))
+    assert before > 1
+    assert after < 0.2
+
+
+# Modules -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_router_is_float32_and_samples_in_training_alone():
+    router = Router(16, 8, 2, route=partial(routing.sigma_topk, sample=True))
+    x = torch.randn(30, 16).to(torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert router(x).logits.dtype == torch.float32
+    drawn = {str(router(x).indices.tolist()) for _ in range(3)}
+    router.eval()
+    fixed = {str(router(x).indices.tolist()) for _ in range(3)}
+    assert (len(drawn), len(fixed)) == (3, 1)
+    assert "num_experts=8, k=2" in repr(router)
+
+
+@pytest.mark.parametrize(
+    ("route", "width"), [(routing.noisy_topk, 16), (partial(routing.dselect_k), 8), (routing.softmax_topk, 8)]
+)
+def test_routers_of_other_widths(route, width):
+    router = Router(16, 8, 2, route=route)
+    assert router.weight.shape == (width, 16)
+    found = router(torch.randn(3, 5, 16))
+    assert found.probs.shape == (3, 5, 8)
+
+
+def test_a_biased_router():
+    router = Router(16, 8, 2, route=routing.sigmoid_gates, biased=True)
+    found = router(torch.randn(100, 16))
+    routing.update_bias(router.bias, found, rate=0.1)
+    assert router.bias.abs().sum() > 0
+    assert "bias" in router.state_dict()
+    assert "bias" not in Router(16, 8, 2).state_dict()
+    with pytest.raises(ValueError, match="takes a bias"):
+        Router(16, 8, 2, route=routing.softmax_topk, biased=True)
+
+
+def plain(moe, found, x):
+    """A loop over all experts, on all tokens."""
+    weights = torch.zeros(len(x), len(moe.experts) + 1, dtype=x.dtype)
+    weights = weights.scatter_add(1, found.indices, found.weights.to(x.dtype))
+    return sum(weights[:, i : i + 1] * expert(x) for i, expert in enumerate(moe.experts))
+
+
+@pytest.mark.parametrize(
+    "route",
+    [
+        routing.softmax_topk,
+        routing.sigma_topk,
+        routing.balanced_sigma_topk,
+        routing.expert_choice,
+        routing.dselect_k,
+        partial(routing.sigma_topk, straight_through=True),
+    ],
+)
+def test_the_output_is_that_of_a_loop_over_experts(route):
+    torch.manual_seed(0)
+    experts = [nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 5)) for _ in range(8)]
+    moe = MoE(Router(6, 8, 2, route=route), experts).double()
+    x = torch.randn(64, 6, dtype=torch.float64, requires_grad=True)
+    g = torch.randn(64, 5, dtype=torch.float64)
+    got, _, dropped = moe(x)
+    expected = plain(moe, moe.router(x), x)
+    assert dropped == 0
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
+    leaves = [x, *moe.parameters()]
+    ours, theirs = (torch.autograd.grad(y, leaves, g, allow_unused=True) for y in (got, expected))
+    for name, a, b in zip(["x", *dict(moe.named_parameters())], ours, theirs, strict=True):
+        a, b = (torch.zeros(()) if v is None else v for v in (a, b))
+        assert (a - b).abs().max() < 1e-10, name
+    single = moe.float()(x.detach().float()).output
+    torch.testing.assert_close(
+        single, plain(moe, moe.router(x.detach().float()), x.detach().float()), rtol=0, atol=1e-6
+    )
+
+
+def test_only_the_chosen_experts_are_computed():
+    seen = []
+
+    class Spy(nn.Module):
+        def forward(self, x):
+            seen.append(len(x))
+            return x
+
+    router = Router(4, 8, 2)
+    with torch.no_grad():
+        router.weight.zero_()
+        router.weight[2:4] = 5
+    MoE(router, [Spy() for _ in range(8)])(torch.rand(30, 4) + 0.1)
+    assert seen == [30, 30]
+
+
+def test_places_go_to_the_greatest_weights():
+    torch.manual_seed(0)
+    moe = MoE(
+        Router(4, 4, 1, route=partial(routing.softmax_topk, normalize=False)), [nn.Identity()] * 4, capacity_factor=1.0
+    )
+    x = torch.randn(40, 4)
+    found = moe.router(x)
+    output, _, dropped = moe(x)
+    over = (routing.load(found) - 10).clamp(min=0)
+    assert dropped == int(over.sum()) > 0
+    for expert in range(4):
+        tokens = (found.indices[:, 0] == expert).nonzero()[:, 0]
+        kept = tokens[output[tokens].abs().sum(-1) > 0]
+        best = tokens[found.weights[tokens, 0].argsort(descending=True)[:10]]
+        assert set(kept.tolist()) == set(best.tolist())
+
+
+def test_shapes_and_empty_batches():
+    moe = MoE(Router(4, 8, 2), [nn.Linear(4, 3) for _ in range(8)])
+    output, found, _ = moe(torch.randn(2, 5, 4))
+    assert output.shape == (2, 5, 3)
+    assert found.indices.shape == (2, 5, 2)
+    assert moe(torch.zeros(0, 4)).output.shape == (0, 3)
+    assert moe(torch.randn(4)).output.shape == (3,)
+
+
+def test_bad_mixtures():
+    with pytest.raises(ValueError, match="must be 8 Modules, as many as the router has; got 7"):
+        MoE(Router(4, 8, 2), [nn.Linear(4, 4) for _ in range(7)])
+    moe = MoE(Router(4, 8, 2), [nn.Linear(4, 4) for _ in range(8)])
+    x = torch.randn(20, 4)
+    x[[3, 7]] = float("nan")
+    with pytest.raises(ValueError, match="NaN for 2 of 20 tokens, first 3"):
+        moe(x)
+    with pytest.raises(ValueError, match="4 features"):
+        moe(torch.randn(20, 5))
+    with pytest.raises(ValueError, match="number of experts"):
+        Router(4, 2, 3)
+
+
+def test_the_route_learns():
+    """Two regions with two linear experts: the router finds the border."""
+    torch.manual_seed(0)
+    x = torch.randn(512, 2)
+    y = torch.where(x[:, :1] > 0, x @ torch.tensor([[1.0], [2.0]]), x @ torch.tensor([[-1.0], [0.5]]))
+    moe = MoE(Router(2, 2, 1), [nn.Linear(2, 1) for _ in range(2)])
+    optimizer = torch.optim.Adam(moe.parameters(), lr=0.03)
+    for _ in range(200):
+        loss = (moe(x).output - y).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    linear = (x @ torch.linalg.lstsq(x, y).solution - y).square().mean()
+    assert loss.item() < 0.25 * linear.item()
