@@ -1,0 +1,228 @@
+"""Which router? Every router of khot on two small problems: eight experts, equal parameters, data and steps.
+
+A piecewise-linear regression and scikit-learn's digits, beside a dense network with as many parameters as a token meets
+and a linear model. Settings (learning rate, temperature, weight of the balance) are the best of a grid on two other
+seeds, on data that is not scored. Writes results/moe.csv, results/moe_load.csv (the run over time),
+docs/tables/moe.md and docs/img/moe-load.svg; half an hour, one thread. Ctrl-C ends early, and writes what there is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from statistics import fmean
+
+import torch
+from figures import svg
+from matplotlib.figure import Figure
+from moe_problems import DENSE, EXPERTS, PROBLEMS, ROUTERS, TUNING, Measures, Problem, Setting, grid, train
+
+from khot.bench import markdown_table, write
+from khot.bench._curves import mean_and_error
+
+ROOT = Path(__file__).parents[1]
+CASES = (("regression", 1), ("regression", 2), ("digits", 2))
+TITLES = {"regression": "Regression", "digits": "Digits"}
+SHOWN = {
+    "softmax_topk": ("#999999", "-"),
+    "sigmoid_gates": ("#009e73", "-."),
+    "noisy_topk": ("#cc79a7", ":"),
+    "sigma_topk": ("#0072b2", "-"),
+    "balanced_sigma_topk": ("#d55e00", "--"),
+}
+"""In the figure; Okabe and Ito's colours."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How much to do."""
+
+    seeds: tuple[int, ...]
+    steps: int
+    points: int
+    tuning_steps: int
+    """0 for no tuning: the first of each list."""
+
+
+FULL = Plan(seeds=(0, 1, 2, 3, 4), steps=1000, points=20, tuning_steps=300)
+QUICK = Plan(seeds=(0, 1), steps=100, points=5, tuning_steps=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(Measures):
+    """One router, problem, k, seed and step; the fields are the columns of the CSV."""
+
+    problem: str
+    k: int
+    router: str
+    seed: int
+    step: int
+    rate: float
+    temperature: float
+    balance: float
+
+
+def run(plan: Plan, on_progress: Callable[[str], None] = lambda text: None) -> Iterator[Row]:
+    """Case by case and router by router."""
+    when = [round(plan.steps * i / plan.points) for i in range(plan.points + 1)]
+    for name, k in CASES:
+        for router in (*ROUTERS, *DENSE):
+            on_progress(f"{name}, k = {k}: {router}")
+            setting = choose(router, PROBLEMS[name], k, plan.tuning_steps)
+            for seed in plan.seeds:
+                runs = train(router, PROBLEMS[name](seed), k, setting, seed=seed, steps=plan.steps, when=when)
+                for step, found in runs:
+                    yield Row(
+                        **asdict(found), problem=name, k=k, router=router, seed=seed, step=step, **setting._asdict()
+                    )
+
+
+def choose(router: str, make: Callable[[int], Problem], k: int, steps: int) -> Setting:
+    """The least mean error over the tuning seeds."""
+    problems = {seed: make(seed) for seed in TUNING}
+    settings = grid(router, problems[TUNING[0]])
+
+    def error(setting: Setting) -> float:
+        runs = (train(router, p, k, setting, seed=s, steps=steps, when=[steps]) for s, p in problems.items())
+        return fmean(found.error for each in runs for _, found in each)
+
+    return min(settings, key=error) if steps else settings[0]
+
+
+def last(rows: Sequence[Row]) -> list[Row]:
+    """Those of whole runs."""
+    end = max((row.step for row in rows), default=0)
+    return [row for row in rows if row.step == end]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A table for each case, the best router first, and what it says."""
+    parts = ["<!-- Written by benchmarks/moe.py; do not edit. -->"]
+    for name, k in CASES:
+        of: dict[str, list[Row]] = {}
+        for row in last(rows):
+            if (row.problem, row.k) == (name, k):
+                of.setdefault(row.router, []).append(row)
+        if of:
+            order = sorted(of, key=lambda router: fmean(row.error for row in of[router]))
+            heading = ["", _measure(name), "MaxVio", "dead experts", "entropy", "experts a token", "settings"]
+            lines = [_line(router, of[router]) for router in order]
+            parts += [f"**{TITLES[name]}, k = {k} of {EXPERTS}**", markdown_table(heading, lines), verdict(of, order)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _measure(name: str) -> str:
+    return "wrong digits, %" if name == "digits" else "error, % of the variance"
+
+
+def _line(router: str, rows: Sequence[Row]) -> list[str]:
+    mean, error = mean_and_error([100 * row.error for row in rows])
+    first, text = rows[0], f"{mean:.2f} ± {error:.2f}"
+    if router in DENSE:
+        return [router, text, "–", "–", "–", "–", f"{first.rate:g}"]
+    means = (fmean(getattr(row, m) for row in rows) for m in ("violation", "dead", "entropy", "active"))
+    settings = f"{first.rate:g}, {first.temperature:g}" + (f", {first.balance:g}" if first.balance else "")
+    return [f"`{router}`", text, *(f"{value:.2f}" for value in means), settings]
+
+
+def verdict(of: dict[str, list[Row]], order: Sequence[str]) -> str:
+    """Who is first, where σ_k is, and whether a router is behind the linear model."""
+    routers = [router for router in order if router in ROUTERS]
+    if "sigma_topk" not in routers or len(of["sigma_topk"]) != len(of[routers[0]]):
+        return "Not all routers were run."
+    best, ours = routers[0], next(router for router in routers if "sigma" in router)
+    said = f"The first router is `{best}`."
+    for name in dict.fromkeys((ours, "sigma_topk")):
+        if name != best:
+            pairs = zip(of[name], of[best], strict=True)
+            gap, error = mean_and_error([100 * (a.error - b.error) for a, b in pairs])
+            told = "within" if gap <= 2 * error else "behind by more than"
+            said += f" `{name}` is {told} two standard errors of the difference, {gap:.2f} ± {error:.2f}."
+    linear = fmean(row.error for row in of["linear"]) if "linear" in of else float("inf")
+    worse = [f"`{name}`" for name in routers if fmean(row.error for row in of[name]) >= linear]
+    return said + (f" Behind the linear model: {', '.join(worse)}." if worse else " All are ahead of the linear model.")
+
+
+def figure(rows: Sequence[Row]) -> Figure:
+    """MaxVio and the entropy of routing over training, k = 2: means over seeds."""
+    picture = Figure(figsize=(9, 6.2), layout="constrained")
+    grid = picture.subplots(2, len(PROBLEMS), sharex=True, squeeze=False)
+    for column, name in enumerate(PROBLEMS):
+        for axes, (measure, label) in zip(
+            grid[:, column], {"violation": "MaxVio", "entropy": "entropy, nats"}.items(), strict=True
+        ):
+            for router, (colour, line) in SHOWN.items():
+                points: dict[int, list[float]] = {}
+                for row in rows:
+                    if (row.problem, row.k, row.router) == (name, 2, router):
+                        points.setdefault(row.step, []).append(getattr(row, measure))
+                axes.plot(list(points), [fmean(v) for v in points.values()], line, color=colour, label=router)
+            axes.set(ylim=(0, None), ylabel=label)
+            axes.grid(True, color="0.93")
+        grid[0, column].set_title(TITLES[name])
+        grid[1, column].set_xlabel("step")
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    picture.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
+    return picture
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """With a header line; six digits."""
+    text = io.StringIO()
+    measures = [field.name for field in fields(Measures)]
+    names = [field.name for field in fields(Row) if field.name not in measures]
+    writer = csv.DictWriter(text, [*names, *measures], lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in asdict(row).items()})
+    return text.getvalue()
+
+
+def from_csv(text: str) -> list[Row]:
+    """The rows again."""
+    kinds = {"str": str, "int": int, "float": float}
+    types = {f.name: kinds[str(f.type)] for f in fields(Row)}
+    return [Row(**{k: types[k](v) for k, v in line.items()}) for line in csv.DictReader(io.StringIO(text))]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two seeds, 100 steps, nothing tuned: under a minute")
+    parser.add_argument("--redraw", action="store_true", help="only the table and the figure, from the CSVs there are")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="default: benchmarks/results, docs/tables, docs/img; out/ with --quick"
+    )
+    args = parser.parse_args()
+    out = Path("out") if args.quick and args.out is None else args.out  # not over the full results
+    results = out or ROOT / "benchmarks" / "results"
+    torch.set_num_threads(1)  # batches are small
+    code = 0
+    if not args.redraw:
+        rows: list[Row] = []
+        try:
+            rows.extend(run(QUICK if args.quick else FULL, _progress))
+        except KeyboardInterrupt:
+            code = 130
+        if not rows:
+            return code
+        write(results / "moe.csv", to_csv(last(rows)))
+        write(results / "moe_load.csv", to_csv([row for row in rows if row.k == 2 and row.router in SHOWN]))
+    text = table(from_csv((results / "moe.csv").read_text(encoding="utf-8")))
+    write((out or ROOT / "docs" / "tables") / "moe.md", text)
+    curves = from_csv((results / "moe_load.csv").read_text(encoding="utf-8"))
+    write((out or ROOT / "docs" / "img") / "moe-load.svg", svg(figure(curves)))
+    print(text)
+    return code
+
+
+def _progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""What a mixture of experts costs: khot's sorted dispatch, a loop with masks, and all experts for all tokens.
+
+16 experts of 256 → 512 → 256, k = 2, 4096 tokens, σ_k routing in all, the same weights; the outputs are compared first.
+Medians of one interleaved run with one thread (process CPU time) and one with all (wall time): forward without a graph,
+and forward and backward with the gradients of all parameters. Writes docs/tables/moe-speed.md and
+results/moe_speed.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu, linear
+
+from khot.bench import Report, Rival, Settings, environment, markdown_table, measure, records, threads, to_csv, write
+from khot.nn import MoE, Router
+
+ROOT = Path(__file__).parents[1]
+EXPERTS, K, DIM, HIDDEN, TOKENS = 16, 2, 256, 512, 4096
+OURS = "khot.nn.MoE"
+
+
+class Looped(nn.Module):
+    """For each expert, the tokens that a mask finds; results are added in place."""
+
+    def __init__(self, moe: MoE) -> None:
+        super().__init__()
+        self.moe = moe
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(tokens, dim) → the same."""
+        routing = self.moe.router(x)
+        mask = nn.functional.one_hot(routing.indices, len(self.moe.experts)).permute(2, 1, 0)  # (experts, k, tokens)
+        result = torch.zeros_like(x)
+        for place in mask.sum((1, 2)).nonzero()[:, 0].tolist():
+            slot, token = torch.where(mask[place])
+            output = self.moe.experts[place](x[token]) * routing.weights[token, slot, None]
+            result.index_add_(0, token, output)
+        return result
+
+
+class Dense(nn.Module):
+    """All experts for all tokens; those that were not chosen have weight 0."""
+
+    def __init__(self, moe: MoE) -> None:
+        super().__init__()
+        self.router = moe.router
+        first, second = ([expert[i] for expert in moe.experts] for i in (0, 2))
+        parts = (first, "weight"), (first, "bias"), (second, "weight"), (second, "bias")
+        stacked = [torch.stack([getattr(layer, name).detach() for layer in layers]) for layers, name in parts]
+        self.w1, self.b1, self.w2, self.b2 = map(nn.Parameter, stacked)  # (experts, …)
+
+    def weights(self, x: Tensor) -> Tensor:
+        """Of each expert, (tokens, experts)."""
+        routing = self.router(x)
+        return torch.zeros_like(routing.probs).scatter(-1, routing.indices, routing.weights)
+
+
+class Batched(Dense):
+    """By batched matrix products."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(tokens, dim) → the same."""
+        hidden = gelu(torch.baddbmm(self.b1[:, None], x.expand(EXPERTS, -1, -1), self.w1.mT))
+        outputs = torch.baddbmm(self.b2[:, None], hidden, self.w2.mT)  # (experts, tokens, dim)
+        return (outputs * self.weights(x).mT[..., None]).sum(0)
+
+
+class Joined(Dense):
+    """By two matrix products: the weights go to the hidden units, and the second product sums over experts."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(tokens, dim) → the same."""
+        weights = self.weights(x)
+        hidden = gelu(linear(x, self.w1.flatten(0, 1), self.b1.flatten())).unflatten(-1, (EXPERTS, HIDDEN))
+        hidden = (hidden * weights[..., None]).flatten(-2)
+        return torch.addmm(weights @ self.b2, hidden, self.w2.movedim(0, 1).flatten(1).mT)
+
+
+def models() -> dict[str, tuple[nn.Module, Callable[[Tensor], Tensor]]]:
+    """The contenders, with the same weights."""
+    torch.manual_seed(0)
+    experts = [nn.Sequential(nn.Linear(DIM, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, DIM)) for _ in range(EXPERTS)]
+    moe = MoE(Router(DIM, EXPERTS, K), experts)
+    looped, joined, batched = Looped(moe), Joined(moe), Batched(moe)
+    return {
+        OURS: (moe, lambda x: moe(x).output),
+        "a loop with masks": (looped, looped),
+        "all experts, two products": (joined, joined),
+        "all experts, batched": (batched, batched),
+    }
+
+
+def contenders() -> dict[str, Rival]:
+    """Each twice: forward, and both with the gradients of parameters and tokens."""
+    result = {}
+    for name, (module, call) in models().items():
+
+        def forward(x: Tensor, k: float, call: Callable[[Tensor], Tensor] = call) -> Tensor:
+            with torch.no_grad():
+                return call(x)
+
+        def both(x: Tensor, k: float, module: nn.Module = module, call: Callable[[Tensor], Tensor] = call) -> Tensor:
+            leaf = x.detach().requires_grad_()
+            output = call(leaf)
+            torch.autograd.grad(output, [leaf, *module.parameters()], torch.ones_like(output), allow_unused=True)
+            return output.detach()
+
+        result[f"{name}, forward"] = Rival(fn=forward, what="", kind="reference")
+        result[f"{name}, both"] = Rival(fn=both, what="", kind="reference")
+    return result
+
+
+def table(reports: list[Report]) -> str:
+    """Times of khot's, less is faster."""
+    times = [{r.name: r.forward.median for r in report.results if r.forward} for report in reports]
+    heading, columns = [""], []
+    for report, of in zip(reports, times, strict=True):
+        for part, what in (("forward", "forward"), ("both", "forward and backward")):
+            heading.append(f"{what}, {threads(report.settings.threads)}")
+            columns.append({name: of.get(f"{name}, {part}") for name in models()})
+    lines = [
+        [f"`{name}`" if name == OURS else name, *(_cell(column[name], column[OURS]) for column in columns)]
+        for name in models()
+    ]
+    return (
+        "<!-- Written by benchmarks/moe_speed.py; do not edit. -->\n\n"
+        + markdown_table(heading, lines)
+        + f"\n\nTimes of `{OURS}`'s; more than 1 is slower than khot. {TOKENS} tokens, {EXPERTS} experts of {DIM} → "
+        + f"{HIDDEN} → {DIM}, k = {K}, float32; all experts do {EXPERTS // K} times the arithmetic. Medians of one "
+        + f"interleaved run for each number of threads; {environment()['cpu']}.\n"
+    )
+
+
+def _cell(time: float | None, ours: float | None) -> str:
+    if time is None or ours is None:
+        return "–"
+    return f"1 ({1e3 * ours:.0f} ms)" if time == ours else f"{time / ours:.2f}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--budget", type=float, default=20.0, metavar="S", help="seconds for each column's cell (20)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: benchmarks/results and docs/tables")
+    args = parser.parse_args()
+    reports = []
+    for count in sorted({1, torch.get_num_threads()}):
+        print(threads(count), file=sys.stderr)
+        settings = Settings(shape=(TOKENS, DIM), k=K, threads=count, backward=False, budget=args.budget)
+        reports.append(measure(contenders(), settings))
+    write((args.out or ROOT / "docs" / "tables") / "moe-speed.md", table(reports))
+    rows = to_csv(record for report in reports for record in records(report))
+    write((args.out or ROOT / "benchmarks" / "results") / "moe_speed.csv", rows)
+    print(table(reports))
+    return 130 if any(report.interrupted for report in reports) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
