@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -26,10 +27,23 @@ def start(out: Path, wait_for: str | None = None) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, env=environment)
     os.close(theirs)
-    seen = b""
-    while wait_for is not None and wait_for.encode() not in seen:
-        seen += os.read(ours, 4096)
+    shown = threading.Event()
+    threading.Thread(target=_read, args=(ours, wait_for, shown), daemon=True).start()
+    shown.wait(120)
     return process
+
+
+def _read(terminal: int, wait_for: str | None, shown: threading.Event) -> None:
+    """All that comes, or the command would wait for a reader."""
+    seen = b""
+    try:
+        while True:
+            if wait_for is None or wait_for.encode() in seen:
+                shown.set()
+            seen += os.read(terminal, 4096)
+    except OSError:  # it has ended
+        os.close(terminal)
+        shown.set()
 
 
 def state_of(out: Path) -> str:
