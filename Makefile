@@ -1,4 +1,4 @@
-# make run | test | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | study | clean
+# make run | test | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | study | moe | clean
 # One virtual environment, .venv, with khot installed editable; each target installs the extras it needs, once.
 
 PYTHON ?= python3
@@ -8,7 +8,7 @@ BIN := .venv/bin
 NATIVE := src/khot/kernels/native
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test lint docs doctest sanitize wheels figures grid speed halving solver-error study clean
+.PHONY: run test lint docs doctest sanitize wheels figures grid speed halving solver-error study moe clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
@@ -67,6 +67,12 @@ study: $(call stamp,test)
 	for name in estimators regression vae; do \
 	  $(BIN)/khot study $$name --csv benchmarks/results/$$name.csv --markdown docs/tables/study-$$name.md --plot docs/img/study-$$name.svg || exit; \
 	done
+
+# Which router? Half an hour; the files that docs/moe.md shows.
+moe: $(call stamp,test)
+	$(BIN)/python benchmarks/moe_theory.py
+	$(BIN)/python benchmarks/moe.py
+	$(BIN)/python benchmarks/moe_speed.py
 
 clean:
 	rm -rf .venv site out build
