@@ -233,6 +233,12 @@ def test_bad_settings(bad, error, says):
         KHotSelector(2, **bad).fit(x, y)
 
 
+def test_a_pair_without_a_gradient_is_an_error():
+    x, y = xor(0, rows=50)
+    with pytest.raises(ValueError, match="this pair gives none"):
+        KHotSelector(2, design=khot.designs.PlackettLuce, max_steps=2).fit(x, y)
+
+
 def test_the_history_has_means():
     x, y = xor(0, rows=300)
     history = KHotSelector(2, random_state=0, max_steps=85).fit(x, y).history_

@@ -98,6 +98,8 @@ def train(
         loss = _loss(gate, net, examples.x[rows], examples.y[rows], generator)
         optimizer.zero_grad()
         loss.backward()
+        if all(scores.grad is None for scores in gate.parameters()):
+            raise ValueError("`design` and `estimator` must give the scores a gradient; this pair gives none.")
         optimizer.step()
         schedule.step()
         losses.append(float(loss.detach()))
