@@ -264,7 +264,7 @@ def test_bad_options_and_interruptions_of_the_command(monkeypatch):
     assert "must be one of straight_through, simple" in done.stderr
     for option, value, says in (
         ("--plot", "x.foo", "must end in .png"),
-        ("--csv", "/proc/nope/x.csv", "cannot be made"),
+        ("--csv", f"{__file__}/x.csv", "cannot be made"),
     ):
         done = CliRunner().invoke(app, ["study", "regression", option, value])
         assert done.exit_code == 2

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import shlex
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from .._files import check_writable, write
+from ..jobs._interrupts import interruptible
 from ._show import fail, progress, table
 
 if TYPE_CHECKING:
@@ -99,7 +97,7 @@ def select(
                 check_writable(path)
     except (ValueError, ModuleNotFoundError) as problem:
         fail("select", str(problem))
-    with _interruptible() as is_stopped, progress() as show:
+    with interruptible(_stopping) as is_stopped, progress() as show:
 
         def on_progress(label: str, done: int, total: int) -> bool:
             show(label, done, total)
@@ -153,22 +151,8 @@ def _picture(result: Selection) -> str:
     return "\n".join("".join(cells[i : i + width]) for i in range(0, len(cells), width))
 
 
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C is asked for, the second one stops at once."""
-    asked = False
-
-    def ask(*_: object) -> None:
-        nonlocal asked
-        asked = True
-        typer.echo("Stopping; what there is will be written. Ctrl-C again: at once, nothing is written.", err=True)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield lambda: asked
-    finally:
-        signal.signal(signal.SIGINT, before)
+def _stopping() -> None:
+    typer.echo("Stopping; what there is will be written. Ctrl-C again: at once, nothing is written.", err=True)
 
 
 def _command() -> str:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +12,7 @@ import numpy as np
 from ..nn import SparseAutoencoder, SparseAutoencoderConfig, SparseAutoencoderMetrics
 from ..nn._sae_files import CONFIG, WEIGHTS, read_tensors, write_bytes, write_tensors
 from ._activations import ROWS, Activations
+from ._interrupts import interruptible
 from ._sae import HELD_OUT, Point, Trainer, Training
 
 CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.json"
@@ -60,7 +58,7 @@ def run(
         metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
         return Result(metrics, [Point(*point) for point in metrics["curve"]], True)
     folder.mkdir(parents=True, exist_ok=True)
-    with _interrupts() as interrupted:
+    with interruptible() as interrupted:
         try:
             while trainer.step < training.steps and not interrupted():
                 point = trainer.advance()
@@ -147,24 +145,3 @@ def _metadata(path: Path) -> dict[str, Any]:
     if not {"step", "run"} <= set(about):
         raise ValueError(f"{path} must be a checkpoint of `khot sae`; got another safetensors file")
     return {"step": about["step"], "run": json.loads(about["run"])}
-
-
-@contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C is noticed between steps; a second one does what it always does."""
-    count = 0
-
-    def note(number: int, frame: Any) -> None:
-        nonlocal count
-        count += 1
-        signal.signal(signal.SIGINT, before)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    before = signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: count > 0
-    finally:
-        signal.signal(signal.SIGINT, before)
