@@ -18,9 +18,9 @@ from khot.nn._router import Route
 
 EXPERTS = 8
 BATCH = 256
-TUNING = (1000, 1001)
+TUNING = (1000, 1001, 1002)
 """Settings are chosen on these seeds; results are of others."""
-TEMPERATURES = (1.0, 0.3)
+TEMPERATURES = (1.0, 0.3, 0.1)
 DENSE_RATES = (0.01, 0.03, 0.1, 0.3)
 
 
@@ -96,6 +96,8 @@ class Contender(NamedTuple):
     cure: Callable[[r.Routing], Tensor] | None = None
     """A loss."""
     biased: bool = False
+    least: int = 1
+    """Experts a token, for it to differ from another contender."""
 
     @property
     def balances(self) -> tuple[float, ...]:
@@ -109,16 +111,22 @@ def _always(route: Route) -> Callable[[int], Route]:
     return lambda k: route
 
 
+def _normalized(route: Route, **options: bool) -> Callable[[int], Route]:
+    """Weights sum to 1, but for k = 1: a weight of 1 teaches the router nothing."""
+    return lambda k: partial(route, normalize=k > 1, **options)
+
+
 ROUTERS = {
-    "softmax_topk": Contender(lambda k: partial(r.softmax_topk, normalize=k > 1), r.load_balance_loss),
-    "sigmoid_gates": Contender(lambda k: partial(r.sigmoid_gates, normalize=k > 1), biased=True),
-    "noisy_topk": Contender(lambda k: partial(r.noisy_topk, normalize=k > 1), r.importance_loss),
+    "softmax_topk": Contender(_normalized(r.softmax_topk), r.load_balance_loss),
+    "sigmoid_gates": Contender(_normalized(r.sigmoid_gates), biased=True),
+    "noisy_topk": Contender(_normalized(r.noisy_topk), r.importance_loss),
     "expert_choice": Contender(_always(r.expert_choice)),
     "dselect_k": Contender(_always(r.dselect_k), r.importance_loss),
-    "sigma_topk": Contender(_always(r.sigma_topk), r.importance_loss),
-    "sigma_topk, straight-through": Contender(_always(partial(r.sigma_topk, straight_through=True)), r.importance_loss),
-    "sigma_topk, sampled": Contender(_always(partial(r.sigma_topk, sample=True)), r.importance_loss),
-    "balanced_sigma_topk": Contender(_always(r.balanced_sigma_topk)),
+    "sigma_topk": Contender(_normalized(r.sigma_topk), r.importance_loss),
+    "sigma_topk, sampled": Contender(_normalized(r.sigma_topk, sample=True), r.importance_loss),
+    "sigma_topk, weights π": Contender(_always(r.sigma_topk), r.importance_loss, least=2),
+    "sigma_topk, straight-through": Contender(_normalized(r.sigma_topk, straight_through=True), r.importance_loss),
+    "balanced_sigma_topk": Contender(_normalized(r.balanced_sigma_topk)),
 }
 DENSE = ("dense", "linear")
 """What they are compared with."""

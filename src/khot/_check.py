@@ -73,6 +73,12 @@ def positive(name: str, value: Any, hint: str = " For the limit 0, use `khot.har
         raise ValueError(f"`{name}` must be > 0; got {value}.{hint}")
 
 
+def one_number(name: str, value: Any) -> None:
+    """Raise if `value` is a tensor of more than one."""
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise ValueError(f"`{name}` must be one number; got a tensor of shape {tuple(value.shape)}.")
+
+
 def all_positive(name: str, value: Any) -> None:
     """Raise unless what a tensor holds is positive."""
     if isinstance(value, Tensor) and not (value > 0).all():

@@ -9,13 +9,9 @@ from ... import _check
 from ..._math import select
 from ...designs import Pivotal
 from ...relaxations._hard import straight_through as straight
-from ...relaxations._threshold import sigmoid_topk, threshold
+from ...relaxations._threshold import sigmoid_topk
+from ._prices import prices
 from ._routing import Routing, scores
-
-ITERATIONS = 200
-"""Of the two-sided router at most; each doubles the digits or so."""
-CLOSE = 1e-4
-"""How far a load may be from its capacity, in shares of it, for the iteration to end."""
 
 
 def sigma_topk(
@@ -41,7 +37,9 @@ def sigma_topk(
         bias: (n), prices of experts with the sign changed, added to the logits; see `update_bias`.
         sample: choose k at random instead, expert i with probability π_i exactly.
         straight_through: weights are 1 forward (1/k normalised), with the gradient of π.
-        normalize: divide the weights by their sum; with k = 1 they are 1 then, and nothing is learned by them.
+        normalize: weights in proportion to `π·exp(logits/T)`, with sum 1: one expert can have nearly all of it, which
+            π, at most 1 and k in total, does not allow, and still all scores get a gradient. Better for most mixtures
+            with k > 1; with k = 1 the weight is 1, and nothing is learned by it.
         generator: where the randomness comes from; torch's own if None.
 
     Returns:
@@ -59,7 +57,7 @@ def sigma_topk(
     logits = scores(logits)
     priced = logits if bias is None else logits + bias.detach()
     probs = sigmoid_topk(priced, k, temperature=temperature)
-    return _chosen(logits, probs, k, sample, straight_through, normalize, generator)
+    return _chosen(logits, probs, k, temperature, sample, straight_through, normalize, generator)
 
 
 def balanced_sigma_topk(
@@ -82,7 +80,7 @@ def balanced_sigma_topk(
         logits: (…, n); all leading dimensions are tokens.
         k: experts for each token.
         capacity: the expected load of an expert at most, ≥ k·tokens/n; None for just that, an equal load for all.
-        temperature: T > 0.
+        temperature: T > 0, one for all tokens.
         sample: as for `sigma_topk`; then loads are met in expectation, otherwise by π.
         straight_through: as for `sigma_topk`.
         normalize: as for `sigma_topk`.
@@ -93,40 +91,23 @@ def balanced_sigma_topk(
     """
     _check.experts(logits, k)
     _check.positive("temperature", temperature)
+    _check.one_number("temperature", temperature)
     logits = scores(logits)
     flat = logits.reshape(-1, logits.shape[-1])
     mean = k * len(flat) / flat.shape[-1]
     _check.capacity(capacity, mean, len(flat), flat.shape[-1], k)
     with torch.no_grad():
-        prices = _prices(flat.to(torch.float64), k, mean if capacity is None else capacity, temperature)
-    priced = logits - prices.to(logits.dtype)
+        price = prices(flat.to(torch.float64), k, mean if capacity is None else capacity, float(temperature))
+    priced = logits - price.to(logits.dtype)
     probs = sigmoid_topk(priced, k, temperature=temperature)
-    return _chosen(logits, probs, k, sample, straight_through, normalize, generator)
-
-
-def _prices(x: Tensor, k: int, capacity: float, temperature: float | Tensor) -> Tensor:
-    """(n): zero, or such that the expert's load is the capacity."""
-    prices = x.new_zeros(x.shape[-1])
-    is_equal = capacity <= k * len(x) / x.shape[-1]
-    for _ in range(ITERATIONS if len(x) else 0):
-        tokens = threshold(x - prices, k, temperature=temperature)  # (tokens)
-        loads = torch.sigmoid((x - prices - tokens[:, None]) / temperature).sum(0)
-        over = (
-            (loads - capacity).abs()
-            if is_equal
-            else torch.where(prices > 0, (loads - capacity).abs(), loads - capacity)
-        )
-        if bool((over <= CLOSE * capacity).all()):
-            break
-        prices = threshold(x - tokens[:, None], capacity, dim=0, temperature=temperature)
-        prices = prices - prices.mean() if is_equal else prices.clamp(min=0)
-    return prices
+    return _chosen(logits, probs, k, temperature, sample, straight_through, normalize, generator)
 
 
 def _chosen(
     logits: Tensor,
     probs: Tensor,
     k: int,
+    temperature: float | Tensor,
     sample: bool,
     straight_through: bool,
     normalize: bool,
@@ -141,5 +122,8 @@ def _chosen(
     weights = probs.gather(-1, indices)
     if straight_through:
         weights = straight(torch.ones_like(weights), weights)
-        return Routing(logits, weights / k if normalize else weights, indices, probs)
-    return Routing(logits, weights / weights.sum(-1, keepdim=True) if normalize else weights, indices, probs)
+        weights = weights / k if normalize else weights
+    elif normalize:
+        heat = temperature[..., None] if isinstance(temperature, Tensor) else temperature
+        weights = (logits.gather(-1, indices) / heat + weights.log()).softmax(-1)
+    return Routing(logits, weights, indices, probs)
