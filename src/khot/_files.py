@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 
-def write(path: Path, text: str) -> None:
+def write(path: Path, content: str | bytes) -> None:
     """Replace a file in one step, so that an interruption leaves the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8", errors="replace")
+    partial.write_bytes(content.encode(errors="replace") if isinstance(content, str) else content)
     os.replace(partial, path)
 
 

@@ -6,18 +6,18 @@ import shlex
 import sys
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any, Never, cast
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
 
-from ..bench import write
+from .._files import write
 from ..jobs._activations import check_finite, open_activations
 from ..jobs._sae import RECIPES, Point, Training
 from ..jobs._sae_report import FIGURES, report, verdict
 from ..jobs._sae_run import run
 from ..nn import SparseAutoencoderConfig
-from ._show import progress, table
+from ._show import fail, progress, table
 
 REPORT = "report.html"
 
@@ -81,7 +81,7 @@ def sae(
                 on_step=lambda point, total: on_progress(_label(point), point.step, total),
             )
     except (ValueError, OSError, ModuleNotFoundError) as error:
-        _fail(" ".join(str(error).removesuffix(".").split()))
+        fail("sae", str(error))
     command = shlex.join(["khot", *sys.argv[1:]])
     write(out / REPORT, report(result.metrics, result.curve, activations.name, command))
     if json:
@@ -106,8 +106,3 @@ def _show(metrics: dict[str, Any], out: Path) -> None:
     console.print(table(["", "all tokens", "held out"], lines))
     console.print(verdict(metrics), highlight=False)
     console.print(f"In {out}, for a browser {out / REPORT}.", style="dim", markup=False, highlight=False)
-
-
-def _fail(message: str) -> Never:
-    typer.echo(f"khot sae: {message}.", err=True)
-    raise typer.Exit(2)

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._files import write
 from ..nn import SparseAutoencoder, SparseAutoencoderConfig, SparseAutoencoderMetrics
-from ..nn._sae_files import CONFIG, WEIGHTS, read_tensors, write_bytes, write_tensors
+from ..nn._sae_files import CONFIG, WEIGHTS, read_tensors, write_tensors
 from ._activations import ROWS, Activations
 from ._interrupts import interruptible
 from ._sae import HELD_OUT, Point, Trainer, Training
@@ -85,7 +86,7 @@ def _finish(folder: Path, trainer: Trainer) -> Result:
         "curve": trainer.curve,
     }
     sae.train()
-    write_bytes(folder / METRICS, (json.dumps(metrics, indent=1) + "\n").encode())
+    write(folder / METRICS, json.dumps(metrics, indent=1) + "\n")
     if is_complete:
         (folder / CHECKPOINT).unlink(missing_ok=True)
     return Result(metrics, trainer.curve, is_complete)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import _check
+from .._files import write
 from .._version import __version__
 from ._sae_config import SparseAutoencoderConfig
 
@@ -25,10 +26,9 @@ def save(
 ) -> None:
     """Write both files, each in one step; weights in the units of the inputs."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / WEIGHTS, weights)
     description = _description(config, weights["W_dec"].dtype, selector)
-    write_bytes(folder / CONFIG, (json.dumps(description, indent=2) + "\n").encode())
+    write(folder / CONFIG, json.dumps(description, indent=2) + "\n")
 
 
 def read(folder: str | os.PathLike[str]) -> tuple[SparseAutoencoderConfig, dict[str, Tensor]]:
@@ -45,7 +45,7 @@ def read(folder: str | os.PathLike[str]) -> tuple[SparseAutoencoderConfig, dict[
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """A safetensors file, in one step."""
     save_bytes = _safetensors().save
-    write_bytes(path, save_bytes({name: t.detach().contiguous() for name, t in tensors.items()}, metadata))
+    write(path, save_bytes({name: t.detach().contiguous() for name, t in tensors.items()}, metadata))
 
 
 def read_tensors(path: Path, shapes: dict[str, tuple[int, ...]] | None = None) -> dict[str, Tensor]:
@@ -60,13 +60,6 @@ def read_tensors(path: Path, shapes: dict[str, tuple[int, ...]] | None = None) -
     if shapes is not None:
         _check.tensors(path, {name: tuple(t.shape) for name, t in tensors.items()}, shapes)
     return tensors
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Replace a file in one step, so that an interruption leaves the old one or the new one."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(data)
-    os.replace(partial, path)
 
 
 def _shapes(config: SparseAutoencoderConfig) -> dict[str, tuple[int, ...]]:

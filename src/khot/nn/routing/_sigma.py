@@ -73,8 +73,8 @@ def balanced_sigma_topk(
 ) -> Routing:
     """σ_k routing with prices: rows of π sum to k, and no column to more than the capacity.
 
-    `max ⟨logits, π⟩ − T·ΣΩ(π)` with Σ_i π_ti = k and Σ_t π_ti ≤ c, by exact alternate steps in the dual: the threshold
-    of each token, and a price ≥ 0 for each expert. The prices are constants to the gradient.
+    `max ⟨logits, π⟩ − T·ΣΩ(π)` with Σ_i π_ti = k and Σ_t π_ti ≤ c: a threshold for each token, and a price ≥ 0 for each
+    expert, by Newton's method. The prices are constants to the gradient.
 
     Args:
         logits: (…, n); all leading dimensions are tokens.
