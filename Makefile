@@ -1,4 +1,4 @@
-# make run | test | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | study | moe | clean
+# make run | test | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | study | selection | sae | moe | kill | clean
 # One virtual environment, .venv, with khot installed editable; each target installs the extras it needs, once.
 
 PYTHON ?= python3
@@ -8,7 +8,7 @@ BIN := .venv/bin
 NATIVE := src/khot/kernels/native
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test lint docs doctest sanitize wheels figures grid speed halving solver-error study moe clean
+.PHONY: run test lint docs doctest sanitize wheels figures grid speed halving solver-error study moe selection sae kill clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
@@ -73,6 +73,22 @@ moe: $(call stamp,test)
 	$(BIN)/python benchmarks/moe_theory.py
 	$(BIN)/python benchmarks/moe.py
 	$(BIN)/python benchmarks/moe_speed.py
+
+# Which features? Half an hour; the files that docs/feature-selection.md shows.
+selection: $(call stamp,test)
+	$(BIN)/python benchmarks/feature_selection.py
+	$(BIN)/python benchmarks/feature_selection_choices.py
+
+# Which sparse autoencoder? An hour; the files that docs/sae.md shows.
+sae: $(call stamp,test)
+	$(BIN)/python benchmarks/sae.py
+	$(BIN)/python benchmarks/sae_minilm.py
+	$(BIN)/python benchmarks/sae_speed.py
+
+# Kill `khot select` and `khot sae` at random moments.
+kill: $(call stamp,test)
+	$(BIN)/python tests/kill_select.py 20
+	$(BIN)/python tests/kill_sae.py 20
 
 clean:
 	rm -rf .venv site out build

@@ -40,14 +40,16 @@ CONCRETE_RATE, STG_RATE = 0.1, 0.003
 """Learning rates of the gates: the best of `--tune`."""
 KNOWN_STRENGTHS, REAL_STRENGTHS = (0.1,), (0.1, 1, 3)
 """STG's λ: the published one, which is the best of `--tune`, too; and more where there is no other data to tune on."""
+GATE_RATES = (0.0003, 0.001, 0.003, 0.01)
 TUNING_SEEDS = (1000, 1001)
 FRESH = 5000
 """Added to the seed of a set for rows to judge on."""
-INSTANCE_WISE = {
-    "khot, for each row, relaxed": partial(KHotGate, design=None),
-    "khot, for each row, sampled": KHotGate,
-    "L2X, for each row": L2XGate,
+INSTANCE_WISE: dict[str, tuple[Any, float]] = {
+    "khot, for each row, relaxed": (partial(KHotGate, design=None), 0.001),
+    "khot, for each row, sampled": (KHotGate, 0.001),
+    "L2X, for each row": (L2XGate, 0.003),
 }
+"""Gates whose scores are a network's, and its learning rate: the best of `--tune`."""
 
 
 def selectors(
@@ -96,15 +98,17 @@ def recovery(seeds: Iterable[int], less: int = 1, names: Iterable[str] = tuple(K
                 yield from (Row(name, known.k, method, seed, *measure) for measure in measures.items())
         if known.truth.ndim == 2:
             fresh = drawn(name, seed, less, FRESH)
-            for method, gate in INSTANCE_WISE.items():
-                measures = judge(*instance_wise(gate, known, fresh, steps, seed), fresh.truth)
+            for method, (gate, rate) in INSTANCE_WISE.items():
+                measures = judge(*instance_wise(gate, rate, known, fresh, steps, seed), fresh.truth)
                 yield from (Row(name, known.k, method, seed, *measure) for measure in measures.items())
 
 
-def instance_wise(make: Any, known: Known, fresh: Known, steps: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def instance_wise(
+    make: Any, rate: float, known: Known, fresh: Known, steps: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
     """A choice for each fresh row by a gate whose scores are a network's, and those scores; (rows, n) both.
 
-    The budget is k from the first step on, and the gate's network learns slower than the other.
+    The budget is k from the first step on, and the gate's network learns at the rate given.
     """
     n, hidden, scaler = known.x.shape[1], OURS["hidden"], StandardScaler().fit(known.x)
     x, new = (torch.from_numpy(scaler.transform(part.x)).float() for part in (known, fresh))
@@ -115,7 +119,7 @@ def instance_wise(make: Any, known: Known, fresh: Known, steps: int, seed: int) 
         max_steps=steps,
         batch_size=OURS["batch_size"],
         learning_rate=OURS["learning_rate"],
-        gate_learning_rate=1e-3,
+        gate_learning_rate=rate,
         annealed=0.0,
         patience=steps,
     )
@@ -141,23 +145,41 @@ def scores(seeds: Iterable[int], directory: Path | None = None, less: int = 1) -
 
 
 def tune(less: int = 1) -> str:
-    """The share of true features found on other seeds by each setting of the rivals: a Markdown table."""
-    settings = {f"concrete, rate {rate}": (Concrete, rate) for rate in (0.003, 0.02, 0.1, 0.3)} | {
+    """The share of true features found on other seeds by each setting of the rivals, and of gates for each row."""
+    rivals = {f"concrete, rate {rate}": (Concrete, rate) for rate in (0.003, 0.02, 0.1, 0.3)} | {
         f"STG, rate {rate}, λ = {strength}": (partial(StochasticGates, strength=strength), rate)
         for rate, strength in product((0.003, 0.02), (0.03, 0.1, 0.3, 1.0))
     }
     names = [name for name in KNOWN if name != "switch"]
-    found = {label: [] for label in settings}
-    for name, (label, (gate, rate)) in product(names, settings.items()):
-        shares = []
-        for seed in TUNING_SEEDS:
-            known, steps = drawn(name, seed, less), OURS["max_steps"] // less
-            selector = GateSelector(known.k, gate, gate_learning_rate=rate, max_steps=steps, seed=seed)
-            shares.append(judge(selector.fit(known.x, known.y).get_support(), None, known.truth)["found"])
-        found[label].append(float(np.mean(shares)))
-        print(f"{name}, {label}: {found[label][-1]:.2f}", file=sys.stderr, flush=True)
-    lines = [[label, *(f"{share:.2f}" for share in of), f"{np.mean(of):.2f}"] for label, of in found.items()]
-    return markdown_table(["", *names, "mean"], lines)
+    lines = []
+    for label, (gate, rate) in rivals.items():
+        found = [_tried(name, partial(_rival, gate, rate), less) for name in names]
+        lines.append([label, *(f"{share:.2f}" for share in found), f"{np.mean(found):.2f}"])
+        print(*lines[-1], file=sys.stderr, flush=True)
+    rows = {
+        f"{method}, rate {rate}": (gate, rate) for method, (gate, _) in INSTANCE_WISE.items() for rate in GATE_RATES
+    }
+    switch = [[label, f"{_tried('switch', partial(_of_rows, *how), less):.2f}"] for label, how in rows.items()]
+    return markdown_table(["", *names, "mean"], lines) + "\n" + markdown_table(["", "switch"], switch)
+
+
+def _tried(name: str, choose: Any, less: int) -> float:
+    """The mean share found on the tuning seeds; `choose` gives the choice and the truth."""
+    shares = [judge(*choose(name, seed, less, OURS["max_steps"] // less))["found"] for seed in TUNING_SEEDS]
+    return float(np.mean(shares))
+
+
+def _rival(gate: Any, rate: float, name: str, seed: int, less: int, steps: int) -> tuple[np.ndarray, None, np.ndarray]:
+    known = drawn(name, seed, less)
+    selector = GateSelector(known.k, gate, gate_learning_rate=rate, max_steps=steps, seed=seed)
+    return selector.fit(known.x, known.y).get_support(), None, known.truth
+
+
+def _of_rows(
+    gate: Any, rate: float, name: str, seed: int, less: int, steps: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    fresh = drawn(name, seed, less, FRESH)
+    return *instance_wise(gate, rate, drawn(name, seed, less), fresh, steps, seed), fresh.truth
 
 
 def main() -> int:

@@ -32,7 +32,7 @@ import khot
 from khot import estimators
 from khot.bench import markdown_table, write
 from khot.bench._curves import mean_and_error
-from khot.designs import Brewer, ConditionalPoisson, Sampford, Systematic
+from khot.designs import Brewer, ConditionalPoisson, PlackettLuce, Sampford, Systematic
 from khot.sklearn import KHotSelector
 
 ROOT = Path(__file__).parents[1]
@@ -58,8 +58,9 @@ CHOICES: dict[str, dict[str, dict[str, Any]]] = {
             "estimator": partial(estimators.straight_through_sample, antithetic=True)
         },
         "stochastic_times_smooth": {"estimator": estimators.stochastic_times_smooth},
-        "relaxed, ConditionalPoisson": {"estimator": estimators.relaxed, "design": ConditionalPoisson},
-        "imle, ConditionalPoisson": {"estimator": estimators.imle, "design": ConditionalPoisson},
+        "relaxed": {"estimator": estimators.relaxed},
+        "imle": {"estimator": estimators.imle},
+        "xie_ermon, PlackettLuce": {"estimator": estimators.xie_ermon, "design": PlackettLuce},
         "rloo, Sampford": {"estimator": estimators.rloo, "design": Sampford},
         "taylor_control_variate, Sampford": {"estimator": estimators.taylor_control_variate, "design": Sampford},
         "reinmax, Sampford": {"estimator": estimators.reinmax, "design": Sampford},
@@ -113,9 +114,9 @@ def table(rows: Sequence[Row]) -> str:
         "<!-- Written by benchmarks/feature_selection_choices.py; do not edit. -->\n\n"
         + markdown_table(["", "digits, k = 10", "against the defaults", "XOR, 18 noise, found"], lines)
         + f"\n\nMeans over {seeds} seeds ± standard error, {STEPS} steps of training. Estimators that need the "
-        + "probabilities of subsets have `Sampford`, the fastest design that knows them; `relaxed` and `imle` need "
-        + "finite scores, and have `ConditionalPoisson`. `Pareto` and `PlackettLuce` are missing: their inclusion "
-        + "probabilities have no gradient, which straight-through needs.\n"
+        + "probabilities of subsets have `Sampford`, the fastest design that knows them; `xie_ermon` wants scores that "
+        + "are finite, and has `PlackettLuce`. Of the designs, `Pareto` and `PlackettLuce` are missing: their "
+        + "inclusion probabilities have no gradient, which straight-through needs.\n"
     )
 
 
@@ -137,7 +138,7 @@ def figure(rows: Sequence[Row]) -> Figure:
                 axes.errorbar(mean, place, xerr=error, fmt="o", color=colour, ms=6, capsize=3)
                 if method == DEFAULT:
                     axes.axvline(mean, color=colour, linewidth=1, linestyle=":", zorder=0)
-        axes.set(xlabel=label)
+        axes.set(xlabel=label, **({} if name == "digits" else {"xlim": (0, 1.05)}))
         axes.grid(True, axis="x", color="0.92")
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,88 @@
+"""Layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._tensors import scores
+from ._values import number
+
+
+def autoencoder(k: float, latents: int, kind: str, candidates: Any, zipf: float) -> None:
+    """Raise unless the selection of a sparse autoencoder is possible."""
+    if k > latents:
+        raise ValueError(f"`k` must satisfy 0 < k ≤ {latents} (the number of latents); got {k:g}.")
+    if kind == "topk" and k != int(k):
+        raise ValueError(f'`k` must be a whole number for the kind "topk"; got {k:g}. "batch" takes fractions.')
+    number("candidates", candidates, "a number")
+    if not candidates >= 1:
+        raise ValueError(f"`candidates` must be ≥ 1; got {candidates}.")
+    if zipf and kind != "feature":
+        raise ValueError(f'`zipf` is for the kind "feature", whose latents have budgets; got kind {kind!r}.')
+
+
+def enough_tokens(count: int, k: float, latents: int) -> None:
+    """Raise unless each latent can choose a token."""
+    if count * k < latents:
+        raise ValueError(
+            f"Feature Choice needs at least latents/k = {latents / k:g} tokens in a training batch, one for each "
+            f"latent; got {count}."
+        )
+
+
+def tensors(path: Path, got: dict[str, tuple[int, ...]], want: dict[str, tuple[int, ...]]) -> None:
+    """Raise unless a file's tensors have these names and shapes."""
+    if got != want:
+        names = [name for name in {**want, **got} if got.get(name) != want.get(name)]
+        said = "; ".join(f"{name} {got.get(name, 'missing')}, not {want.get(name, 'known')}" for name in names[:4])
+        raise ValueError(f"{path} must have the tensors of its config; got {said}.")
+
+
+def buffer(module: Any, name: str) -> None:
+    """Raise unless a module itself has a buffer of this name that holds a number."""
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"`module` must be a torch.nn.Module; got {type(module).__name__}.")
+    known = {key: value for key, value in module.named_buffers(recurse=False) if value.dtype != torch.bool}
+    if name not in known:
+        names = ", ".join(map(repr, known)) or "it has none"
+        raise ValueError(f"`name` must be a buffer of {type(module).__name__} ({names}); got {name!r}.")
+
+
+def experts(logits: Any, k: Any) -> None:
+    """Raise unless there are scores of experts, and k of them can be chosen."""
+    scores(logits, -1, "logits")
+    n = logits.shape[-1]
+    if isinstance(k, bool) or not isinstance(k, int):
+        raise TypeError(f"`k` must be an int; got {type(k).__name__}.")
+    if not 1 <= k <= n:
+        raise ValueError(f"`k` must satisfy 1 ≤ k ≤ {n} (number of experts); got {k}.")
+
+
+def capacity(value: Any, mean: float, tokens: int, n: int, k: int) -> None:
+    """Raise if experts with this capacity cannot take all tokens."""
+    if value is None:
+        return
+    number("capacity", value, "a number or None")
+    if value * n < tokens * k:
+        raise ValueError(
+            f"`capacity` must be ≥ {mean:g} (k·tokens/experts); got {value}: "
+            f"{tokens * k - int(value * n)} of {tokens * k} assignments would be dropped."
+        )
+
+
+def as_many_experts(given: int, n: int) -> None:
+    """Raise unless there is an expert for each of the router's."""
+    if given != n:
+        raise ValueError(f"`experts` must be {n} Modules, as many as the router has; got {given}.")
+
+
+def no_nan(logits: Tensor) -> None:
+    """Raise if a token has NaN among its scores; read on the host, as dispatch reads them anyway."""
+    bad = logits.detach().reshape(-1, logits.shape[-1]).isnan().any(-1)
+    if bad.any():
+        first = int(bad.nonzero()[0])
+        raise ValueError(f"`logits` must not be NaN; got NaN for {int(bad.sum())} of {len(bad)} tokens, first {first}.")
