@@ -71,7 +71,7 @@ def table(rows: list[dict[str, object]], tokens: int) -> str:
     )
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path, help="a text, or activations")
     parser.add_argument("--quick", action="store_true", help="one seed, two steps, to out/")
@@ -79,12 +79,15 @@ def main() -> None:
     torch.set_num_threads(1)
     data, rows = activations(args.path), []
     out = Path("out") if args.quick else None
+    code = 0
     try:
         for (kind, selector), seed in product(VARIANTS, range(1 if args.quick else SEEDS)):
             rows.append(train(data, kind, selector, seed, 2 if args.quick else STEPS))
             print(rows[-1], file=sys.stderr, flush=True)
     except KeyboardInterrupt:
-        pass
+        code = 130
+    if not rows:
+        return code
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -92,7 +95,8 @@ def main() -> None:
     write((out or ROOT / "benchmarks" / "results") / "sae_minilm.csv", text.getvalue())
     write((out or ROOT / "docs" / "tables") / "sae-minilm.md", table(rows, data.tokens))
     print(table(rows, data.tokens))
+    return code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
