@@ -292,6 +292,11 @@ class TestCommand:
         _fails(sae(tmp_path / "nosuch.npy", "--out", tmp_path / "out"), "there is none")
         assert not (tmp_path / "out").exists()
 
+    def test_a_folder_that_cannot_be_made(self, acts):
+        before = acts.read_bytes()
+        _fails(sae(acts, "--k", 3, "--latents", 64, "--out", acts / "out"), "out cannot be made: Not a directory.")
+        assert acts.read_bytes() == before
+
     def test_another_run_is_not_overwritten(self, acts, tmp_path):
         out = tmp_path / "out"
         run(open_activations(acts), CONFIG, SHORT, out, on_step=_stop_at(6))

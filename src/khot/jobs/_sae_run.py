@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._files import write
+from .._files import check_writable, write
 from ..nn import SparseAutoencoder, SparseAutoencoderConfig, SparseAutoencoderMetrics
 from ..nn._sae_files import CONFIG, WEIGHTS, read_tensors, write_tensors
 from ._activations import ROWS, Activations
@@ -58,7 +58,7 @@ def run(
     if _prepare(folder, trainer, resume):
         metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
         return Result(metrics, [Point(*point) for point in metrics["curve"]], True)
-    folder.mkdir(parents=True, exist_ok=True)
+    check_writable(folder / METRICS)
     with interruptible() as interrupted:
         try:
             while trainer.step < training.steps and not interrupted():
