@@ -140,6 +140,19 @@ def test_values_and_gradients(batch, n, double, layout, masking, special, path, 
 
 
 @needs_native
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sharp_rows_are_not_left_to_eager(path, dtype, monkeypatch):
+    x = torch.randn(200, 9, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    k, temperature = torch.full((200,), 3.0, dtype=torch.float64), torch.logspace(-6, 0, 200, dtype=torch.float64)
+    expected = threshold.margin(x, k, temperature, None, None, 0, 0.0, early_stop=True)
+    monkeypatch.setattr(threshold, "margin", None)
+    got = _native.margin(x, k, temperature, None, None, 0, 0.0, PATHS[path])
+    error = (got - expected).abs().amax(-1)
+    assert (error <= 4 * torch.finfo(dtype).eps * (1 + x.abs().amax(-1) / temperature)).all()
+
+
+@needs_native
 def test_saturated_rows_have_zero_gradient():
     p = torch.tensor([[1.0, 0.0, 1.0], [0.5, 0.5, 1.0]])
     dx, dk = _native.topk_pull(torch.randn(2, 3), p, torch.ones(2, dtype=torch.float64), 0, 0.0)

@@ -260,8 +260,8 @@ struct Balance {
 
 // Newton's method on log(left/right) inside a bracket of shifts, falling back on its middle. `decided` scores lie above.
 template <class F, class V, class T>
-Balance balance(const T* x, int64_t n, int threads, double decided, double k, double temperature, double anchor, double low,
-                double high, Point<T>* point) {
+Balance balance(const T* x, int64_t n, int threads, double decided, double k, double temperature, bool just_p, double anchor,
+                double low, double high, Point<T>* point) {
   const double eps = (double)Limits<T>::eps, tolerance = F::is_smooth ? std::sqrt(eps) / 10 : 4 * eps;
   double shift = low / 2 + high / 2, last = high - low;
   for (int i = 0; i <= kMaxHalvings; ++i) {
@@ -270,7 +270,7 @@ Balance balance(const T* x, int64_t n, int threads, double decided, double k, do
     const double excess = decided + t.above - k;
     const double left = t.lower + (excess > 0 ? excess : 0), right = t.upper + (excess < 0 ? -excess : 0);
     const double ratio = std::log(left) - std::log(right), slope = t.lower_v / left + t.upper_v / right, step = ratio / slope;
-    const double underflow = (double)Limits<T>::tiny * (double)n, rounding = eps / 8 * (k < 1 ? k : 1);
+    const double underflow = (double)Limits<T>::tiny * (double)n, rounding = just_p ? eps / 8 * (k < 1 ? k : 1) : 0;
     if (std::fabs(ratio) <= tolerance) return {left > underflow / eps && right > underflow / eps, step};
     // Entries err all in one direction, so none is off by more than |left − right|.
     if (std::fabs(left - right) <= (rounding > underflow ? rounding : underflow)) return {false, 0};
@@ -286,8 +286,9 @@ Balance balance(const T* x, int64_t n, int threads, double decided, double k, do
   return {false, F::is_smooth ? std::numeric_limits<double>::quiet_NaN() : 0};
 }
 
-// The rows that have a finite threshold: where it is. p serves as scratch space.
-template <class F, class V, class T> Balance locate(const Row<T>& row, const Census& census, T* p, Point<T>* point) {
+// The rows that have a finite threshold: where it is, or if just p is wanted, where it might as well be. p serves as scratch space.
+template <class F, class V, class T>
+Balance locate(const Row<T>& row, const Census& census, bool just_p, T* p, Point<T>* point) {
   const double k = row.k - (double)census.infinite, part = k - std::floor(k), finite = (double)census.finite;
   const double share = part == 0 ? 1 : (part < 0.5 ? part : 1 - part);
   const double reach = F::reach(finite / share), certain = F::template certain<T>(finite);
@@ -296,9 +297,10 @@ template <class F, class V, class T> Balance locate(const Row<T>& row, const Cen
   if (!is_whole) gather<V>(row, true, p);
   select_ranks<V>(is_whole ? row.x : p, census.finite, row.threads, (int64_t)std::ceil(k), (int64_t)std::floor(k) + 1, p, &upper,
                   &lower);
-  const double gap = ((double)upper - (double)lower) / row.temperature;
-  if (gap > 2 * (reach + certain)) {
-    *point = Point<T>::at((double)upper / 2 + (double)lower / 2, 0, row.temperature);
+  const double gap = ((double)upper - (double)lower) / row.temperature, middle = (double)upper / 2 + (double)lower / 2;
+  const bool is_wide = gap > 2 * (reach + certain);
+  if (is_wide && just_p) {
+    *point = Point<T>::at(middle, 0, row.temperature);
     return {false, 0};
   }
   const double margin = (reach + certain) * row.temperature;
@@ -313,7 +315,16 @@ template <class F, class V, class T> Balance locate(const Row<T>& row, const Cen
     *x = load<W>(row, i);
     return W::both(W::ge(W::set(high), *x), W::ge(*x, W::set(low)));
   });
-  return balance<F, V>(p, open, row.threads, decided[0], row.k, row.temperature, (double)upper, -gap - reach, reach, point);
+  if (is_wide) {  // each tail is exponential in τ, and balances the other half way between two points at which they are equal
+    const auto near_lower = Point<T>::at((double)lower, certain, row.temperature);
+    const auto near_upper = Point<T>::at((double)upper, -certain, row.temperature);
+    const double left = tails<F, V>(p, open, row.threads, near_lower, row.temperature).lower;
+    const double right = tails<F, V>(p, open, row.threads, near_upper, row.temperature).upper;
+    *point = Point<T>::at(middle, (std::log(left) - std::log(right)) / 2, row.temperature);
+    return {true, 0};
+  }
+  return balance<F, V>(p, open, row.threads, decided[0], row.k, row.temperature, just_p, (double)upper, -gap - reach, reach,
+                       point);
 }
 
 template <class F, class V, class T> void solve_row(const Row<T>& row, T* p) {
@@ -321,7 +332,7 @@ template <class F, class V, class T> void solve_row(const Row<T>& row, T* p) {
   if (F::is_logistic && solve_quickly<V>(row, p, false, &point)) return;
   const Census census = count_kinds<V>(row);
   if (is_settled(row, census)) return settle(row, census, p);
-  const Balance found = locate<F, V>(row, census, p, &point);
+  const Balance found = locate<F, V>(row, census, true, p, &point);
   write<F, V>(row, point, found.step, p);
 }
 
@@ -331,7 +342,7 @@ template <class V, class T> bool margin_row(const Row<T>& row, T* z) {
   if (!solve_quickly<V>(row, z, false, &point)) {
     const Census census = count_kinds<V>(row);
     if (is_settled(row, census)) return false;
-    const Balance found = locate<Logistic, V>(row, census, z, &point);
+    const Balance found = locate<Logistic, V>(row, census, false, z, &point);
     if (!found.is_root) return false;
     point = point.moved(found.step, row.temperature);
   }
