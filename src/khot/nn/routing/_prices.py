@@ -5,69 +5,83 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...relaxations._threshold import sigmoid_topk, threshold
+from ...relaxations._threshold import sigmoid_topk
 
-ITERATIONS = 100
+ITERATIONS, HALVINGS = 100, 40
 CLOSE, ROUGHLY = 1e-4, 0.05
 """How far a load may be from its capacity, in shares of it: at the end, and on the way."""
 COOLING = 4.0
-ENOUGH = 0.5
-"""Newton's step is taken if it divides the excess by two at least."""
 
 
 def prices(x: Tensor, k: int, capacity: float, temperature: float) -> Tensor:
     """(n): such that the columns of `σ_k((x − prices)/T)`, x of (tokens, n), sum to the capacity, or less at price 0.
 
-    With the least capacity there is, all columns sum to it; then prices may be negative, and have mean 0. The problem
-    is convex. Sharp scores make it flat nearly everywhere, so it is solved at high temperatures first.
+    With the least capacity there is, all columns sum to it; then prices may be negative, and have mean 0. Prices
+    maximise a concave function, whose gradient is load − capacity. Sharp scores make it nearly piecewise linear, so it
+    is solved at high temperatures first.
     """
     found = x.new_zeros(x.shape[-1])
-    if not x.numel():
+    if not (x.numel() and bool(x.isfinite().all())):
         return found
-    spread = float((x - x.mean(-1, keepdim=True)).abs().mean())
-    current = max(temperature, spread) if spread < float("inf") else temperature
+    current = max(temperature, float((x - x.mean(-1, keepdim=True)).abs().mean()))
     while current > temperature:
         found = _at(found, x, k, capacity, current, ROUGHLY)
         current = max(temperature, current / COOLING)
     return _at(found, x, k, capacity, temperature, CLOSE)
 
 
-def _at(start: Tensor, x: Tensor, k: int, capacity: float, temperature: float, close: float) -> Tensor:
-    """Newton's method at one temperature; where a step does not pay, the exact price for the thresholds there are."""
+def _at(found: Tensor, x: Tensor, k: int, capacity: float, temperature: float, close: float) -> Tensor:
+    """Newton's method at one temperature, with a search along each step."""
     is_equal = capacity <= k * len(x) / x.shape[-1]
+    span = float(x.max() - x.min()) + temperature
 
     def loads(prices: Tensor) -> tuple[Tensor, Tensor]:
         probs = sigmoid_topk(x - prices, k, temperature=temperature)
-        excess = probs.sum(0) - capacity
-        return probs, excess if is_equal else torch.where(prices > 0, excess, excess.clamp(min=0))
+        return probs, probs.sum(0) - capacity
 
-    def allowed(prices: Tensor) -> Tensor:
-        return prices - prices.mean() if is_equal else prices.clamp(min=0)
-
-    found = start
     probs, excess = loads(found)
     for _ in range(ITERATIONS):
-        if bool((excess.abs() <= close * capacity).all()):
+        is_free = torch.ones_like(found, dtype=torch.bool) if is_equal else (found > 0) | (excess > 0)
+        wrong = torch.where(is_free, excess, 0.0)
+        if bool((wrong.abs() <= close * capacity).all()):
             break
-        step = _newton(probs, excess, temperature, (found > 0) | (excess > 0) | is_equal)
-        tried = allowed(found + step)
-        at_tried = loads(tried)
-        if bool(at_tried[1].abs().sum() <= ENOUGH * excess.abs().sum()):
-            found, (probs, excess) = tried, at_tried
-            continue
-        tokens = threshold(x - found, k, temperature=temperature)
-        found = allowed(threshold(x - tokens[:, None], capacity, dim=0, temperature=temperature))
-        probs, excess = loads(found)
+        is_least = (found <= 1e-12 * span) & (not is_equal)
+        newton = _newton(probs, wrong, temperature, is_free, is_least).clamp(-span, span)
+        bound = torch.full_like(found, -torch.inf) if is_equal else -found
+        whole = min(1.0, float((bound / newton)[newton < 0].min())) if bool((newton < 0).any()) else 1.0
+        for step in (newton, whole * newton, wrong * (span / wrong.abs().max())):
+            step = torch.maximum(step, bound)
+            slope = float(excess @ step)
+            if slope > 0:
+                break
+        low, high, share = 0.0, 1.0, 1.0
+        for _ in range(HALVINGS):  # until the slope along the step, which falls, is half of what it was
+            probs, excess = loads(found + share * step)
+            left = float(excess @ step)
+            if -slope / 100 <= left <= slope / 2 or (share == 1 and left > 0):
+                break
+            low, high = (low, share) if left < 0 else (share, high)
+            share = (low + high) / 2
+        found = found + share * step
+        found = found - (found.mean() if is_equal else found.min())  # a common price changes nothing
     return found
 
 
-def _newton(probs: Tensor, excess: Tensor, temperature: float, is_free: Tensor) -> Tensor:
-    """The change of the free prices that takes the excess away, to first order: `J⁻¹ excess`, (n)."""
+def _newton(probs: Tensor, excess: Tensor, temperature: float, is_free: Tensor, is_least: Tensor) -> Tensor:
+    """The change of the free prices that takes the excess away, to first order: `J⁻¹ excess`, (n).
+
+    Prices that are 0 and would fall are not free.
+    """
     slope = probs * (1 - probs) / temperature  # of π in its margin
-    each = slope.sum(-1, keepdim=True).clamp(min=torch.finfo(slope.dtype).tiny)
-    jacobian = torch.diag(slope.sum(0)) - (slope / each).mT @ slope  # a common price changes nothing: singular
-    free = is_free.to(slope.dtype)
-    jacobian = jacobian * free[:, None] * free
-    ridge = 1e-9 * jacobian.diagonal().max() + torch.finfo(slope.dtype).tiny
-    step: Tensor = torch.linalg.solve(jacobian + torch.diag(1 - free + ridge), excess * free)
-    return step
+    tiny = torch.finfo(slope.dtype).tiny
+    jacobian = torch.diag(slope.sum(0)) - (slope / slope.sum(-1, keepdim=True).clamp(min=tiny)).mT @ slope
+    while True:
+        free = is_free.to(slope.dtype)
+        part = jacobian * free[:, None] * free
+        size = part.diagonal().max() + tiny
+        common = size / len(free) if bool(is_free.all()) else 0.0  # singular without
+        step: Tensor = torch.linalg.solve(part + common + torch.diag(1 - free + 1e-9 * size), excess * free)
+        falls = is_free & is_least & (step < 0)
+        if not bool(falls.any()):
+            return step.nan_to_num(0.0)
+        is_free = is_free & ~falls
