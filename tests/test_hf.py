@@ -1,5 +1,7 @@
 """Routers of transformers models, from small configurations, without a download."""
 
+import copy
+import pickle
 from functools import partial
 
 import pytest
@@ -31,12 +33,35 @@ MODELS = {
     "Qwen3Moe": {**QWEN, "norm_topk_prob": True, "head_dim": 16},
     "Olmoe": {"num_experts": 8, "norm_topk_prob": False},
 }
+MORE = {
+    "DeepseekV3": {
+        "n_routed_experts": 8,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 0,
+        "moe_intermediate_size": 24,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "routed_scaling_factor": 2.5,
+    },
+    "Jamba": {
+        "num_experts": 8,
+        "attn_layer_period": 1,
+        "attn_layer_offset": 0,
+        "expert_layer_period": 1,
+        "expert_layer_offset": 0,
+        "use_mamba_kernels": False,
+    },
+}
 families = pytest.mark.parametrize("family", MODELS)
 TOKENS = torch.arange(3, 23).reshape(2, 10)
 
 
 def make(family):
-    config = getattr(transformers, f"{family}Config")(**SMALL, **MODELS[family])
+    config = getattr(transformers, f"{family}Config")(**SMALL, **{**MODELS, **MORE}[family])
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}ForCausalLM")(config)
     with torch.no_grad():  # some begin at zero, where all experts are equal
@@ -112,6 +137,75 @@ def test_samples_are_for_training_alone():
         assert torch.equal(model(TOKENS).logits, model(TOKENS).logits)
         model.train()
         assert not torch.equal(model(TOKENS).logits, model(TOKENS).logits)
+
+
+def routed(model, name):
+    """The weights of a router for some tokens."""
+    tokens = torch.randn(20, 32, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        return model.get_submodule(name)(tokens)[1].sum(-1)
+
+
+@pytest.mark.parametrize(("family", "rule"), [("DeepseekV3", routing.sigmoid_gates), ("Jamba", routing.softmax_topk)])
+def test_scales_biases_and_raw_weights_are_the_models_own(family, rule):
+    model = make(family)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.normal_(generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        before = model(TOKENS).logits
+    names = khot.hf.swap_routers(model, rule)
+    with torch.no_grad():
+        torch.testing.assert_close(model(TOKENS).logits, before, rtol=0, atol=1e-6)
+    own = routed(model, names[0])
+    khot.hf.swap_routers(model)
+    torch.testing.assert_close(routed(model, names[0]), torch.full((20,), 2.5 if family == "DeepseekV3" else 1.0))
+    assert (own.std() > 0.01) == (family == "Jamba")
+
+
+@pytest.mark.parametrize("implementation", ["eager", "grouped_mm"])
+def test_a_token_may_have_no_expert(implementation):
+    model = make("Mixtral")
+    model.set_experts_implementation(implementation)
+    khot.hf.swap_routers(model, routing.expert_choice)
+    with torch.no_grad():
+        for _ in range(3):
+            assert model(TOKENS).logits.isfinite().all()
+
+
+def test_what_the_route_says_of_weights_holds():
+    model = make("Mixtral")
+    name, *_ = khot.hf.swap_routers(model)
+    torch.testing.assert_close(routed(model, name), torch.ones(20))
+    khot.hf.swap_routers(model, partial(routing.sigma_topk, normalize=False))
+    assert (routed(model, name) > 1.2).all()
+
+
+def test_a_swapped_model_can_be_pickled_and_copied():
+    model = make("Mixtral")
+    khot.hf.swap_routers(model, partial(routing.sigma_topk, temperature=0.5))
+    for again in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        with torch.no_grad():
+            assert torch.equal(again(TOKENS).logits, model(TOKENS).logits)
+
+
+def test_routes_that_take_other_scores_are_refused():
+    model = make("Mixtral")
+    with pytest.raises(ValueError, match="must take as many scores as .*gate gives, 8; it takes 16"):
+        khot.hf.swap_routers(model, routing.noisy_topk)
+    with pytest.raises(ValueError, match="dselect_k needs num_experts"):
+        khot.hf.swap_routers(model, routing.dselect_k)
+
+
+def test_routers_of_another_kind_are_refused():
+    class OddRouter(nn.Linear):
+        top_k = 2
+
+    with pytest.raises(ValueError, match=r"gate must give \(logits, weights, indices\); it gives Tensor"):
+        khot.hf.swap_routers(nn.ModuleDict({"gate": OddRouter(4, 8)}))
+    OddRouter.num_group = 4
+    with pytest.raises(ValueError, match="chooses within 4 groups"):
+        khot.hf.swap_routers(nn.ModuleDict({"gate": OddRouter(4, 8)}))
 
 
 def test_a_model_without_routers_is_named():

@@ -108,6 +108,35 @@ def test_samples_have_the_probabilities_of_sigma():
     assert torch.equal(again.indices, found.indices)
 
 
+def test_samples_of_bad_and_of_no_tokens():
+    x = logits()
+    x[3, 2] = math.nan
+    found = routing.sigma_topk(x, 2, sample=True, generator=seeded())
+    assert found.indices.shape == (50, 2)
+    assert found.weights.isnan().any(-1).nonzero().flatten().tolist() == [3]
+    moe = MoE(Router(8, 8, 2, route=partial(routing.sigma_topk, sample=True)), [nn.Identity()] * 8)
+    with pytest.raises(ValueError, match="got NaN for 1 of 50 tokens, first 3"):
+        moe(x)
+    assert routing.sigma_topk(x[:0], 2, sample=True).indices.shape == (0, 2)
+    assert moe(x[:0]).output.shape == (0, 8)
+
+
+def test_a_bias_has_one_number_for_each_expert():
+    for route in (routing.sigma_topk, routing.sigmoid_gates):
+        with pytest.raises(ValueError, match=r"`bias` must have the shape \(8,\).* got \(50, 1\)"):
+            route(logits(), 2, bias=torch.zeros(50, 1))
+
+
+def test_scores_and_bias_keep_their_precision_in_half():
+    router = Router(64, 8, 2, biased=True).to(torch.bfloat16)
+    assert router.weight.dtype == torch.bfloat16
+    assert router.bias.dtype == torch.float32
+    x = torch.randn(20, 64, dtype=torch.bfloat16, generator=seeded())
+    torch.testing.assert_close(router(x).logits, x.float() @ router.weight.float().t())
+    assert (router(x).logits != router(x).logits.bfloat16().float()).any()
+    assert router.double()(x).logits.dtype == torch.float64
+
+
 def test_straight_through_is_a_mean_of_experts():
     x = logits().requires_grad_()
     found = routing.sigma_topk(x, 2, straight_through=True, normalize=True)
@@ -255,6 +284,10 @@ def test_bad_k(route):
 def test_a_capacity_that_cannot_hold_all_says_how_many_are_dropped():
     with pytest.raises(ValueError, match=r"≥ 12.5 .* got 10: 20 of 100 assignments would be dropped"):
         routing.balanced_sigma_topk(logits(50), 2, capacity=10)
+    routing.balanced_sigma_topk(logits(1, 49), 1, capacity=1 / 49)  # rounds to less than a 49th of 1
+    for bad in (0, -1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="`capacity_factor` must be > 0 and finite"):
+            MoE(Router(4, 8, 2), [nn.Identity()] * 8, capacity_factor=bad)
     moe = MoE(Router(4, 8, 2), [nn.Linear(4, 4) for _ in range(8)], capacity_factor=0.5)
     with pytest.raises(ValueError, match="assignments would be dropped"):
         moe(torch.randn(40, 4))

@@ -16,10 +16,16 @@ from ._designs import total as total
 from ._layers import as_many_experts as as_many_experts
 from ._layers import autoencoder as autoencoder
 from ._layers import buffer as buffer
+from ._layers import can_dispatch as can_dispatch
+from ._layers import can_route as can_route
 from ._layers import capacity as capacity
+from ._layers import capacity_factor as capacity_factor
 from ._layers import enough_tokens as enough_tokens
+from ._layers import expert_bias as expert_bias
 from ._layers import experts as experts
-from ._layers import no_nan as no_nan
+from ._layers import has_routers as has_routers
+from ._layers import routing_of as routing_of
+from ._layers import takes_scores as takes_scores
 from ._layers import tensors as tensors
 from ._tensors import broadcast as broadcast
 from ._tensors import costs as costs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,10 @@ def capacity(value: Any, mean: float, tokens: int, n: int, k: int) -> None:
     if value is None:
         return
     number("capacity", value, "a number or None")
-    if value * n < tokens * k:
+    if not value >= mean * (1 - 1e-12):
         raise ValueError(
             f"`capacity` must be ≥ {mean:g} (k·tokens/experts); got {value}: "
-            f"{tokens * k - int(value * n)} of {tokens * k} assignments would be dropped."
+            f"{math.ceil(tokens * k - value * n)} of {tokens * k} assignments would be dropped."
         )
 
 
@@ -80,9 +81,60 @@ def as_many_experts(given: int, n: int) -> None:
         raise ValueError(f"`experts` must be {n} Modules, as many as the router has; got {given}.")
 
 
-def no_nan(logits: Tensor) -> None:
-    """Raise if a token has NaN among its scores; read on the host, as dispatch reads them anyway."""
-    bad = logits.detach().reshape(-1, logits.shape[-1]).isnan().any(-1)
+def can_dispatch(logits: Tensor) -> None:
+    """Raise if a token has NaN or +inf among its scores; read on the host, as dispatch reads them anyway."""
+    of = logits.detach().reshape(-1, logits.shape[-1])
+    bad = (of.isnan() | (of == torch.inf)).any(-1)
     if bad.any():
-        first = int(bad.nonzero()[0])
-        raise ValueError(f"`logits` must not be NaN; got NaN for {int(bad.sum())} of {len(bad)} tokens, first {first}.")
+        what = "NaN" if of.isnan().any() else "+inf"
+        raise ValueError(
+            f"`logits` must not be NaN or +inf; got {what} for {int(bad.sum())} of {len(bad)} tokens, "
+            f"first {int(bad.nonzero()[0])}."
+        )
+
+
+def capacity_factor(value: Any) -> None:
+    """Raise unless it is positive and finite."""
+    if value is None:
+        return
+    number("capacity_factor", value, "a number or None")
+    if not 0 < value < float("inf"):
+        raise ValueError(f"`capacity_factor` must be > 0 and finite; got {value}. At least 1 holds all tokens.")
+
+
+def expert_bias(bias: Tensor | None, n: int) -> None:
+    """Raise unless there is one number for each expert."""
+    if bias is not None and bias.shape != (n,):
+        raise ValueError(f"`bias` must have the shape ({n},), one for each expert; got {tuple(bias.shape)}.")
+
+
+def has_routers(model: Any, count: int) -> None:
+    """Raise if there are none."""
+    if not count:
+        raise ValueError(
+            f"`model` must have routers: Modules with `weight` and `top_k` whose class is named …Router, with "
+            f"forward(hidden) → (logits, weights, indices); got {type(model).__name__}, which has none."
+        )
+
+
+def takes_scores(route: Any, more: list[str]) -> None:
+    """Raise if a route needs more than scores and k."""
+    if more:
+        raise ValueError(
+            f"`route` must take (logits, k) and options; {getattr(route, '__name__', route)} needs {', '.join(more)}."
+        )
+
+
+def can_route(name: str, wanted: int, n: int, groups: int) -> None:
+    """Raise unless a function of n scores can do what a model's router does."""
+    if wanted != n:
+        raise ValueError(f"`route` must take as many scores as {name} gives, {n}; it takes {wanted}.")
+    if groups > 1:
+        raise ValueError(f"{name} must choose among all its experts; it chooses within {groups} groups.")
+
+
+def routing_of(name: str, given: Any) -> None:
+    """Raise unless a model's router gave what it should."""
+    if not (isinstance(given, tuple) and len(given) == 3):
+        got = f"{len(given)} values" if isinstance(given, tuple) else type(given).__name__
+        raise ValueError(f"{name} must give (logits, weights, indices); it gives {got}.")

@@ -31,10 +31,10 @@ class MoE(nn.Module):
     Assignments are sorted by expert, so that each expert runs once, on a contiguous block.
 
     Args:
-        router: a `Router`, or a Module that gives a `khot.nn.routing.Routing`.
+        router: a `Router`, or a Module like it: `num_experts`, `k`, `forward(x, *, generator)` → `Routing`.
         experts: Modules (tokens, dim) → (tokens, d), one for each of the router's.
         capacity_factor: an expert takes at most ⌈factor·assignments/n⌉ tokens, those with the greatest weights; None
-            for as many as come. Less than 1 cannot hold all.
+            for as many as come. Raises where so few places cannot hold all tokens; with 1 or more they can.
 
     Examples:
         >>> experts = [torch.nn.Linear(16, 16) for _ in range(8)]
@@ -45,6 +45,7 @@ class MoE(nn.Module):
 
     def __init__(self, router: Router, experts: Iterable[nn.Module], *, capacity_factor: float | None = None) -> None:
         super().__init__()
+        _check.capacity_factor(capacity_factor)
         self.router, self.experts = router, nn.ModuleList(experts)
         _check.as_many_experts(len(self.experts), router.num_experts)
         self.capacity_factor = capacity_factor
@@ -53,7 +54,7 @@ class MoE(nn.Module):
         """Tokens (…, dim) → (…, d), in the dtype of the experts' outputs."""
         flat = x.reshape(-1, x.shape[-1])
         routing = self.router(flat, generator=generator)
-        _check.no_nan(routing.logits)
+        _check.can_dispatch(routing.logits)
         capacity = self._capacity(len(flat))
         order, counts, dropped = sort_by_expert(routing, len(self.experts), capacity)
         slots = routing.indices.shape[-1]

@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch.nn.functional import linear
 from .. import _check
 from .routing import Routing, dselect_k, noisy_topk, sigma_topk
 from .routing._dselect import dselect_bits
+from .routing._routing import scores
 
 Route = Callable[..., Routing]
 """Scores (tokens, n) and k to a `Routing`: a function of `khot.nn.routing`, or a `functools.partial` of one."""
@@ -51,8 +53,8 @@ class Router(nn.Module):
         self._takes = set(inspect.signature(route).parameters)
         if biased and "bias" not in self._takes:
             raise ValueError("`biased` needs a `route` that takes a bias: sigmoid_gates or sigma_topk.")
-        width = _width(route, num_experts, k)
-        self.weight = nn.Parameter(torch.empty(width, dim).uniform_(-1 / math.sqrt(dim), 1 / math.sqrt(dim)))
+        rows = width(route, num_experts, k)
+        self.weight = nn.Parameter(torch.empty(rows, dim).uniform_(-1 / math.sqrt(dim), 1 / math.sqrt(dim)))
         self.register_buffer("bias", torch.zeros(num_experts) if biased else None)
 
     def forward(self, x: Tensor, *, generator: torch.Generator | None = None) -> Routing:
@@ -67,15 +69,23 @@ class Router(nn.Module):
         }
         options = {name: value for name, value in given.items() if name in self._takes and value is not None}
         with torch.autocast(x.device.type, enabled=False):
-            logits = linear(x.to(self.weight.dtype), self.weight)
-            return self.route(logits, self.k, **options)
+            weight = scores(self.weight)
+            return self.route(linear(x.to(weight.dtype), weight), self.k, **options)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """As a Module, but the bias keeps its precision: its steps are small."""
+        bias = self.bias
+        super()._apply(fn, recurse)
+        if bias is not None:
+            self.bias = bias.to(self.bias.device)
+        return self
 
     def extra_repr(self) -> str:
         route = getattr(self.route, "__name__", repr(self.route))
         return f"dim={self.weight.shape[1]}, num_experts={self.num_experts}, k={self.k}, route={route}"
 
 
-def _width(route: Route, n: int, k: int) -> int:
+def width(route: Route, n: int, k: int) -> int:
     """How many numbers a route wants of each token."""
     while isinstance(route, partial):
         route = route.func

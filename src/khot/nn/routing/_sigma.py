@@ -55,6 +55,7 @@ def sigma_topk(
     """
     _check.experts(logits, k)
     logits = scores(logits)
+    _check.expert_bias(bias, logits.shape[-1])
     priced = logits if bias is None else logits + bias.detach()
     probs = sigmoid_topk(priced, k, temperature=temperature)
     return _chosen(logits, probs, k, temperature, sample, straight_through, normalize, generator)
@@ -114,8 +115,9 @@ def _chosen(
     generator: torch.Generator | None,
 ) -> Routing:
     """k experts of each token by their π."""
-    if sample:
-        drawn = Pivotal(probs.detach().to(torch.float64), k, validate_args=False).sample(generator=generator)
+    if sample and probs.numel():
+        certain = probs.detach().to(torch.float64).nan_to_num(k / probs.shape[-1])  # the weights will tell of NaN
+        drawn = Pivotal(certain, k, validate_args=False).sample(generator=generator)
         indices = select.indices(drawn)
     else:
         indices = probs.detach().topk(k, -1).indices

@@ -53,6 +53,7 @@ def sigmoid_gates(logits: Tensor, k: int, *, bias: Tensor | None = None, normali
     """
     _check.experts(logits, k)
     logits = scores(logits)
+    _check.expert_bias(bias, logits.shape[-1])
     gates = logits.sigmoid()
     wanted = gates.detach() if bias is None else gates.detach() + bias.detach()
     indices = wanted.topk(k, -1).indices
