@@ -191,7 +191,7 @@ def test_a_swapped_model_can_be_pickled_and_copied():
 
 def test_routes_that_take_other_scores_are_refused():
     model = make("Mixtral")
-    with pytest.raises(ValueError, match="must take as many scores as .*gate gives, 8; it takes 16"):
+    with pytest.raises(ValueError, match=r"must take as many scores as .*gate gives, 8; it takes 16"):
         khot.hf.swap_routers(model, routing.noisy_topk)
     with pytest.raises(ValueError, match="dselect_k needs num_experts"):
         khot.hf.swap_routers(model, routing.dselect_k)
