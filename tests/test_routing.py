@@ -121,6 +121,26 @@ def test_samples_of_bad_and_of_no_tokens():
     assert moe(x[:0]).output.shape == (0, 8)
 
 
+def test_no_tokens_have_no_loss():
+    found = routing.sigma_topk(logits(0), 2)
+    losses = routing.load_balance_loss, routing.importance_loss, routing.z_loss
+    assert [float(loss(found)) for loss in losses] == [0, 0, 0]
+    assert routing.max_violation(found) == routing.routing_entropy(found) == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: routing.noisy_topk(logits(n=5), 2), "must have 2n entries, scores and scales; got 5"),
+        (lambda: routing.dselect_k(logits(n=5), 0, num_experts=4), "`k` must be ≥ 1; got 0"),
+        (lambda: routing.dselect_k(logits(n=5), 1, num_experts=0), "`num_experts` must be ≥ 1; got 0"),
+    ],
+)
+def test_routes_say_what_they_take(call, says):
+    with pytest.raises(ValueError, match=says):
+        call()
+
+
 def test_a_bias_has_one_number_for_each_expert():
     for route in (routing.sigma_topk, routing.sigmoid_gates):
         with pytest.raises(ValueError, match=r"`bias` must have the shape \(8,\).* got \(50, 1\)"):

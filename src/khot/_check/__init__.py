@@ -23,6 +23,7 @@ from ._layers import capacity_factor as capacity_factor
 from ._layers import enough_tokens as enough_tokens
 from ._layers import expert_bias as expert_bias
 from ._layers import experts as experts
+from ._layers import halves as halves
 from ._layers import has_routers as has_routers
 from ._layers import routing_of as routing_of
 from ._layers import takes_scores as takes_scores

@@ -117,6 +117,13 @@ def has_routers(model: Any, count: int) -> None:
         )
 
 
+def halves(name: str, x: Tensor) -> None:
+    """Raise unless the last dimension is two of a size."""
+    scores(x, -1, name)
+    if x.shape[-1] % 2:
+        raise ValueError(f"`{name}` must have 2n entries, scores and scales; got {x.shape[-1]}.")
+
+
 def takes_scores(route: Any, more: list[str]) -> None:
     """Raise if a route needs more than scores and k."""
     if more:

@@ -49,7 +49,7 @@ class Router(nn.Module):
         _check.at_least("num_experts", num_experts, 1)
         _check.at_least("k", k, 1)
         _check.whole("k", k, num_experts, "number of experts")
-        self.num_experts, self.k, self.route = num_experts, k, route
+        self.num_experts, self.k, self.route = num_experts, int(k), route
         self._takes = set(inspect.signature(route).parameters)
         if biased and "bias" not in self._takes:
             raise ValueError("`biased` needs a `route` that takes a bias: sigmoid_gates or sigma_topk.")

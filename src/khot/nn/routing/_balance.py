@@ -22,8 +22,8 @@ def load_balance_loss(routing: Routing) -> Tensor:
     n = routing.probs.shape[-1]
     share = load(routing).to(routing.probs.dtype)
     share = share / share.sum().clamp(min=1)
-    probs = routing.probs.reshape(-1, n).mean(0)
-    return n * (share * probs / probs.sum()).sum()
+    probs = routing.probs.reshape(-1, n).sum(0)
+    return n * (share * probs / probs.sum().clamp(min=1e-20)).sum()
 
 
 def importance_loss(routing: Routing) -> Tensor:
@@ -39,7 +39,7 @@ def cv_squared(x: Tensor) -> Tensor:
 
 def z_loss(routing: Routing) -> Tensor:
     """`mean (log Σ exp logits)²`: keeps scores small, so that half precision does no harm (ST-MoE)."""
-    return routing.logits.logsumexp(-1).square().mean()
+    return _mean(routing.logits.logsumexp(-1).square())
 
 
 @torch.no_grad()
@@ -56,7 +56,7 @@ def update_bias(bias: Tensor, routing: Routing, *, rate: float = 1e-3) -> None:
 def max_violation(routing: Routing) -> float:
     """MaxVio: the greatest load over the mean load, minus 1; 0 if all is even."""
     tokens = load(routing).to(torch.float64)
-    return float(tokens.max() / tokens.mean().clamp(min=1e-20) - 1)
+    return float(tokens.max() / tokens.mean() - 1) if tokens.any() else 0.0
 
 
 def dead_experts(routing: Routing) -> int:
@@ -67,4 +67,9 @@ def dead_experts(routing: Routing) -> int:
 def routing_entropy(routing: Routing) -> float:
     """The mean entropy of a token's probabilities, made to sum to 1, in nats: log n if it does not care."""
     probs = routing.probs.detach() / routing.probs.detach().sum(-1, keepdim=True).clamp(min=1e-20)
-    return float(torch.special.entr(probs).sum(-1).mean())
+    return float(_mean(torch.special.entr(probs).sum(-1)))
+
+
+def _mean(x: Tensor) -> Tensor:
+    """Over tokens; 0 if there are none."""
+    return x.sum() / max(1, x.numel())

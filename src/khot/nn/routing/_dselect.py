@@ -30,10 +30,13 @@ def dselect_k(logits: Tensor, k: int, *, num_experts: int) -> Routing:
 
     Returns:
         `Routing` with the n gates as `probs` and `logits`, and as many slots as have a positive gate: until codes are
-        sharp, that may be all experts.
+        sharp, that may be all experts. Gates sum to 1 if n is a power of two; else to less, by what the codes of no
+        expert have.
 
     Reference: Hazimeh et al., "DSelect-k" (2021).
     """
+    _check.at_least("num_experts", num_experts, 1)
+    _check.at_least("k", k, 1)
     m = dselect_bits(num_experts)
     _check.last_dim("logits", logits, k * m + k)
     x = scores(logits)

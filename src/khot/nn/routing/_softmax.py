@@ -83,6 +83,7 @@ def noisy_topk(
 
     Reference: Shazeer et al., "Outrageously large neural networks" (2017).
     """
+    _check.halves("logits", logits)
     x, raw = scores(logits).chunk(2, -1)
     if training:
         noise = torch.empty_like(x).normal_(generator=generator)
