@@ -38,8 +38,8 @@ def sigma_topk(
         sample: choose k at random instead, expert i with probability π_i exactly.
         straight_through: weights are 1 forward (1/k normalised), with the gradient of π.
         normalize: weights in proportion to `π·exp(logits/T)`, with sum 1: one expert can have nearly all of it, which
-            π, at most 1 and k in total, does not allow, and still all scores get a gradient. Better for most mixtures
-            with k > 1; with k = 1 the weight is 1, and nothing is learned by it.
+            π, at most 1 and k in total, does not allow, and still all scores get a gradient. With k = 1 the weight is
+            1, and nothing is learned by it.
         generator: where the randomness comes from; torch's own if None.
 
     Returns:
