@@ -258,6 +258,16 @@ def test_scale_of_the_inputs_does_not_matter():
     torch.testing.assert_close(large.encode(1024 * x).values, 1024 * small.encode(x).values)
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_value_that_is_not_finite_is_no_perfect_reconstruction(value):
+    x = data()
+    x[3, 4] = value
+    out = make()(x)
+    assert out.fvu.isnan()
+    assert out.loss.isnan()
+    assert make()(torch.ones(5, D)).fvu == 0  # no variance is another matter
+
+
 def test_layer_norm_is_undone():
     sae = train(make(layer_norm=True))
     x = data(50, 9)
@@ -348,6 +358,12 @@ def test_bad_calls():
         make()(torch.randn(3, 5))
     with pytest.raises(ValueError, match=r"at least latents/k = 13.3333 tokens in a training batch.*got 5"):
         make(kind="feature")(data(5))
+    with pytest.raises(ValueError, match="`x` must have at least one row; got none"):
+        make().start(torch.empty(0, D))
+    bad = data()
+    bad[[3, 7], 2] = torch.tensor([torch.nan, torch.inf])
+    with pytest.raises(ValueError, match=r"finite in torch.float32; got 2 of 30 rows that are not, first 3"):
+        make().start(bad)
     with pytest.raises(TypeError, match="`config` must be a SparseAutoencoderConfig"):
         SparseAutoencoder({"d_in": 3})
 

@@ -20,6 +20,7 @@ from ._layers import capacity as capacity
 from ._layers import enough_tokens as enough_tokens
 from ._layers import experts as experts
 from ._layers import no_nan as no_nan
+from ._layers import samples as samples
 from ._layers import tensors as tensors
 from ._tensors import broadcast as broadcast
 from ._tensors import costs as costs

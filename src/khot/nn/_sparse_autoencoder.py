@@ -74,6 +74,7 @@ class SparseAutoencoder(nn.Module):
     def start(self, x: Tensor) -> Self:
         """Take the scale of inputs, b_dec (their geometric median) and the size of W_enc from samples (…, d_in)."""
         inputs, _ = self._inputs(x)
+        _check.samples("x", inputs)
         center = geometric_median(inputs.double()).to(inputs.dtype)
         spread = (inputs - center).square().sum(1).mean() / _sae_axes.number(self.k)
         self.scale.fill_(power_of_two(float(spread.sqrt())))
