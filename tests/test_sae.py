@@ -326,6 +326,26 @@ def test_half_precision(dtype):
         assert sae(x).loss.isfinite()
 
 
+@pytest.mark.parametrize("kind", ["batch", "feature"])
+def test_running_means_do_not_stop_in_half_precision(kind, tmp_path):
+    half, wide = make(kind=kind).to(torch.bfloat16), make(kind=kind)
+    wide.load_state_dict(half.state_dict())
+    for seed in range(150):
+        x = data(100, seed)
+        half(x)
+        wide(x)
+    for name in ("threshold", "density"):
+        got, expected = (getattr(sae.activity, name) for sae in (half, wide))
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got, expected, rtol=2e-3, atol=1e-4)
+    before = half.activity.threshold.clone()
+    assert torch.equal(half.to(torch.bfloat16).activity.threshold, before)
+    assert half.double().activity.threshold.dtype == torch.float64
+    assert half.to(torch.float16).activity.threshold.dtype == torch.float32
+    half.eval().save(tmp_path)
+    assert torch.equal(SparseAutoencoder.load(tmp_path).activity.threshold, half.scale * before)
+
+
 def test_a_selector_of_ones_own_and_gradients_to_the_input():
     def cauchy(scores, k, *, temperature, generator=None):
         return khot.cauchy_topk(scores, k, temperature=temperature)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Self
+
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +18,8 @@ RATE = 0.01
 
 class Activity(nn.Module):
     """Running counts and means of a hard selection, whatever the selector.
+
+    The means are in float32, or in float64, whatever the module is cast to: in half precision they would stop moving.
 
     Args:
         latents: how many.
@@ -36,11 +41,19 @@ class Activity(nn.Module):
     def __init__(self, latents: int, kind: str, exponent: float) -> None:
         super().__init__()
         self.kind, self.exponent = kind, exponent
-        self.register_buffer("threshold", torch.zeros(latents if kind == "feature" else ()))
+        wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        self.register_buffer("threshold", torch.zeros(latents if kind == "feature" else (), dtype=wide))
         self.register_buffer("since", torch.zeros(latents, dtype=torch.int64))
-        self.register_buffer("density", torch.zeros(latents))
-        self.register_buffer("energy", torch.zeros(latents if exponent else 0))
+        self.register_buffer("density", torch.zeros(latents, dtype=wide))
+        self.register_buffer("energy", torch.zeros(latents if exponent else 0, dtype=wide))
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        def wide(t: Tensor) -> Tensor:
+            new = fn(t)
+            return new if new.dtype.itemsize >= 4 else t.to(new.device, torch.float32)
+
+        return super()._apply(wide, recurse)
 
     def budgets(self, k: float | Tensor, count: int) -> Tensor:
         """How many of `count` tokens each latent chooses, k·count in all; (latents,), whole unless k is learned."""

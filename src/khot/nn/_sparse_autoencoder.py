@@ -177,7 +177,7 @@ class SparseAutoencoder(nn.Module):
         s, n = self.scale, self.config.latents
         weights = {"W_enc": self.W_enc, "b_enc": s * self.b_enc, "W_dec": self.W_dec, "b_dec": s * self.b_dec}
         if self.config.kind != "topk":
-            weights["threshold"] = (s * self.activity.threshold).to(self.b_enc.dtype).expand(n)
+            weights["threshold"] = (s * self.activity.threshold).expand(n)
         return weights
 
     def extra_repr(self) -> str:
