@@ -144,6 +144,31 @@ def test_training_lowers_the_loss_and_thresholds_follow(kind):
         assert 0.8 * K < l0 < 1.2 * K
 
 
+@pytest.mark.parametrize("kind", ["batch", "feature"])
+def test_a_threshold_forgets_the_beginning(kind):
+    sae, before = make(kind=kind), 0.0
+    for seed in range(100):
+        if seed == 50:
+            before = sae.activity.threshold.clone()
+            with torch.no_grad():
+                sae.W_enc.mul_(2)
+        sae(data(100, seed))
+    torch.testing.assert_close(sae.activity.threshold.mean(), 2 * before.mean(), rtol=0.03, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["topk", "batch"])
+@pytest.mark.parametrize("selector", SELECTORS, ids=lambda s: s.__name__)
+def test_an_empty_batch_in_training_changes_nothing(kind, selector):
+    sae = make(selector, kind=kind, dead_after=1)
+    sae(data())
+    before = {name: t.clone() for name, t in sae.state_dict().items()}
+    out = sae(torch.empty(0, D))
+    out.loss.backward()
+    assert out.loss == 0
+    assert not [name for name, t in sae.state_dict().items() if not torch.equal(t, before[name])]
+    assert not [name for name, p in sae.named_parameters() if p.grad is not None and p.grad.any()]
+
+
 def test_aux_k_trains_the_encoder_of_dead_latents():
     sae = make()
     x = data()

@@ -228,8 +228,8 @@ class SparseAutoencoder(nn.Module):
         return chosen(centred, self._cast(self.W_enc), self._cast(self.b_enc), values, tokens, latents)
 
     def _selected(self, blocks: list[Block], a: Tensor, generator: torch.Generator | None) -> Tensor:
-        """The selector's weights, (entries,); all are selected in evaluation."""
-        if not self.training:
+        """The selector's weights, (entries,); all are selected in evaluation, and selectors need an entry."""
+        if not self.training or not len(a):
             return torch.ones_like(a)
         scores = a.split([block.values.numel() for block in blocks])
         temperature = float(self.temperature)
