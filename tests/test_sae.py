@@ -315,6 +315,21 @@ def test_k_can_be_learned(kind, selector):
     assert 1 <= costly.k < 2.5
 
 
+@pytest.mark.parametrize(("kind", "least"), [("topk", 1.0), ("batch", 1 / TOKENS), ("feature", N / TOKENS)])
+def test_a_learned_k_falls_as_far_as_training_goes_on(kind, least):
+    sae = make(selectors.straight_through, kind=kind, learn_k=True)
+    for k in (0.5, 1e-6):  # the second is below what any kind can do
+        with torch.no_grad():
+            sae.k.fill_(k)
+        sae(data()).loss.backward()
+        sae.normalize_decoder()
+        torch.testing.assert_close(sae.k.item(), max(k, least), rtol=1e-6, atol=0)
+    sae.start(data())
+    sae(data()).loss.backward()
+    sae(data(7)).loss.backward()
+    assert sae.W_enc.grad.isfinite().all()
+
+
 def test_multi_topk():
     sae = make(multi_topk=0.125, aux_weight=0.0)
     out = sae(data())

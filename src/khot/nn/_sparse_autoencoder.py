@@ -68,6 +68,7 @@ class SparseAutoencoder(nn.Module):
         self.k: float | nn.Parameter = nn.Parameter(torch.tensor(float(config.k))) if config.learn_k else config.k
         self.register_buffer("temperature", torch.tensor(config.temperature))
         self.register_buffer("scale", torch.ones(()))
+        self._least_k = 0.0
         self.activity = Activity(n, config.kind, config.zipf if config.kind == "feature" else 0.0)
 
     @torch.no_grad()
@@ -144,10 +145,14 @@ class SparseAutoencoder(nn.Module):
 
     @torch.no_grad()
     def normalize_decoder(self) -> None:
-        """Bring the rows of W_dec back to length 1; call it after a step."""
+        """Bring the rows of W_dec back to length 1; call it after a step.
+
+        A learned k is brought to where the last batch had an entry for each token ("topk", k ≥ 1), for each latent
+        ("feature", k ≥ latents/tokens) or at all ("batch", k ≥ 1/tokens), and to k ≤ latents.
+        """
         self.W_dec.div_(self.W_dec.norm(dim=1, keepdim=True).clamp(min=torch.finfo(self.W_dec.dtype).tiny))
         if isinstance(self.k, nn.Parameter):
-            self.k.clamp_(1, self.config.latents)
+            self.k.clamp_(self._least_k, self.config.latents)
 
     def dead(self) -> Tensor:
         """Which latents were not active in the last `dead_after` tokens of training, (latents,)."""
@@ -214,12 +219,14 @@ class SparseAutoencoder(nn.Module):
             if c.kind == "topk":
                 return _sae_axes.by_token(encoder, max(1, round(_sae_axes.number(self.k))), 1.0)
             return _sae_axes.above(encoder, self.activity.threshold)
+        if count:
+            self._least_k = min(c.latents, {"topk": count, "batch": 1, "feature": c.latents}[c.kind] / count)
         ratio = max(1.0 if self.selector is selectors.hard else c.candidates, MULTI if c.multi_topk else 1.0)
         if c.kind == "topk":
             return _sae_axes.by_token(encoder, self.k, ratio)
         if c.kind == "batch":
             return _sae_axes.by_batch(encoder, self.k * count, ratio)
-        _check.enough_tokens(count, _sae_axes.number(self.k), c.latents)
+        _check.enough_tokens(count, c.latents if isinstance(self.k, nn.Parameter) else self.k, c.latents)
         return _sae_axes.by_latent(encoder, self.activity.budgets(self.k, count), ratio)
 
     def _preactivations(self, centred: Tensor, blocks: list[Block]) -> Tensor:
