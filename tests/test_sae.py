@@ -330,6 +330,12 @@ def test_a_learned_k_falls_as_far_as_training_goes_on(kind, least):
     assert sae.W_enc.grad.isfinite().all()
 
 
+def test_only_a_learned_k_costs():
+    for learn_k, cost in ((False, 0.0), (True, 2.0 * K)):
+        out = make(selectors.straight_through, k_cost=2.0, learn_k=learn_k, aux_weight=0.0)(data())
+        torch.testing.assert_close(out.loss - out.fvu, torch.tensor(cost))
+
+
 def test_multi_topk():
     sae = make(multi_topk=0.125, aux_weight=0.0)
     out = sae(data())
@@ -424,6 +430,12 @@ def test_bad_calls():
     bad[[3, 7], 2] = torch.tensor([torch.nan, torch.inf])
     with pytest.raises(ValueError, match=r"finite in torch.float32; got 2 of 30 rows that are not, first 3"):
         make().start(bad)
+    with pytest.raises(ValueError, match=r"`code` must have 40 features in its last dimension; got \(3, 41\)"):
+        make().decode(torch.zeros(3, 41))
+    metrics = khot.nn.SparseAutoencoderMetrics()
+    for read in (metrics.result, metrics.density):
+        with pytest.raises(ValueError, match="at least one token; got none: call `update` first"):
+            read()
     with pytest.raises(TypeError, match="`config` must be a SparseAutoencoderConfig"):
         SparseAutoencoder({"d_in": 3})
 

@@ -19,6 +19,7 @@ from ._layers import buffer as buffer
 from ._layers import capacity as capacity
 from ._layers import enough_tokens as enough_tokens
 from ._layers import experts as experts
+from ._layers import measured as measured
 from ._layers import no_nan as no_nan
 from ._layers import samples as samples
 from ._layers import tensors as tensors

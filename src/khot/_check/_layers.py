@@ -46,6 +46,12 @@ def samples(name: str, rows: Tensor) -> None:
         )
 
 
+def measured(tokens: int) -> None:
+    """Raise unless metrics have seen a token."""
+    if not tokens:
+        raise ValueError("Metrics need at least one token; got none: call `update` first.")
+
+
 def tensors(path: Path, got: dict[str, tuple[int, ...]], want: dict[str, tuple[int, ...]]) -> None:
     """Raise unless a file's tensors have these names and shapes."""
     if got != want:

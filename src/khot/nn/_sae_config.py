@@ -67,7 +67,7 @@ class SparseAutoencoderOutput(NamedTuple):
     """Like the input."""
     code: SparseCode
     loss: Tensor
-    """`fvu` + aux_weight·`aux_loss` + multi_topk·`multi_fvu` + k_cost·k."""
+    """`fvu` + aux_weight·`aux_loss` + multi_topk·`multi_fvu`, and + k_cost·k if k is learned."""
     fvu: Tensor
     """The fraction of the batch's variance that is left unexplained."""
     aux_loss: Tensor

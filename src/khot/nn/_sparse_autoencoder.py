@@ -106,6 +106,7 @@ class SparseAutoencoder(nn.Module):
     def decode(self, code: SparseCode | Tensor) -> Tensor:
         """A code, sparse or dense (…, latents), to (…, d_in)."""
         if isinstance(code, Tensor):
+            _check.last_dim("code", code, self.config.latents)
             code = from_dense(code)
         out = weighted_rows(code.values, code.tokens, code.latents, self._cast(self.W_dec), code.rows)
         out = out + self.scale * self.b_dec
@@ -129,7 +130,9 @@ class SparseAutoencoder(nn.Module):
             if self.config.multi_topk:
                 more = self.decode(self._code(blocks, a, _sae_axes.greatest(blocks, MULTI), len(inputs)))
                 multi = fraction_unexplained(inputs - more, inputs)
-            loss = fvu + self.config.aux_weight * aux + self.config.multi_topk * multi + self.config.k_cost * self.k
+            loss = fvu + self.config.aux_weight * aux + self.config.multi_topk * multi
+            if self.config.learn_k:
+                loss = loss + self.config.k_cost * self.k
             self.activity.update(blocks, encoder)
         if undo is not None:
             out = out * undo[1] + undo[0]
