@@ -4,6 +4,7 @@ import json
 import signal
 import struct
 import sys
+import zlib
 from pathlib import Path
 
 import kill_sae
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 
 from khot.cli._app import app
 from khot.jobs import _activations
-from khot.jobs._activations import check_finite, open_activations
+from khot.jobs._activations import check, open_activations
 from khot.jobs._sae import RECIPES, Trainer, Training
 from khot.jobs._sae_run import run
 from khot.nn import SparseAutoencoder, SparseAutoencoderConfig
@@ -90,14 +91,56 @@ class TestReading:
         x[70, 4] = np.inf
         np.save(tmp_path / "x.npy", x)
         with pytest.raises(ValueError, match=r"4 NaN or infinite values in 3 rows: 5, 70, 390$"):
-            check_finite(open_activations(tmp_path / "x.npy"))
+            check(open_activations(tmp_path / "x.npy"))
         x[100:120] = np.nan
         np.save(tmp_path / "x.npy", x)
         with pytest.raises(ValueError, match=r"in 23 rows: 5, 70, 100, 101, 102, …$"):
-            check_finite(open_activations(tmp_path / "x.npy"))
+            check(open_activations(tmp_path / "x.npy"))
+
+    def test_values_beyond_float32_are_not_called_infinite(self, tmp_path):
+        x = matrix().astype(np.float64)
+        x[[5, 70], 3] = 1e39, -1e300
+        np.save(tmp_path / "x.npy", x)
+        with pytest.raises(ValueError, match=r"got 2 values that exceed float32's 3.4e38 in 2 rows: 5, 70$"):
+            check(open_activations(tmp_path / "x.npy"))
+        x[70, 4] = np.nan
+        np.save(tmp_path / "x.npy", x)
+        with pytest.raises(ValueError, match=r"got 1 NaN or infinite values and 2 values that exceed"):
+            check(open_activations(tmp_path / "x.npy"))
+
+    def test_the_checksum_is_that_of_every_value_in_any_form(self, tmp_path, monkeypatch):
+        x = matrix()
+        np.save(tmp_path / "c.npy", x)
+        np.save(tmp_path / "f.npy", np.asfortranarray(x))
+        np.save(tmp_path / "big.npy", x.astype(">f8"))
+        np.savez_compressed(tmp_path / "packed.npz", x=x)
+        for path in tmp_path.iterdir():
+            assert open_activations(path).crc == zlib.crc32(x.tobytes()), path
+        monkeypatch.setattr(_activations, "ROWS", 64)
+        assert check(open_activations(tmp_path / "c.npy")) == zlib.crc32(x.tobytes())
+
+    def test_a_npy_file_has_no_names(self, tmp_path):
+        np.save(tmp_path / "x.npy", matrix())
+        with pytest.raises(ValueError, match=r"x.npy must be opened without --array, .* got 'zz'"):
+            open_activations(tmp_path / "x.npy", "zz")
 
 
 class TestRuns:
+    @pytest.mark.parametrize("tokens", [1, 40])
+    def test_data_without_variance_are_refused(self, tmp_path, tokens):
+        np.save(tmp_path / "x.npy", np.tile(matrix()[:1], (tokens, 1)))
+        with pytest.raises(ValueError, match=rf"at least two different rows; got one \(tokens: {tokens}\)"):
+            run(open_activations(tmp_path / "x.npy"), CONFIG, SHORT, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+    def test_data_with_one_other_value_are_another_run(self, acts, tmp_path):
+        run(open_activations(acts), CONFIG, SHORT, tmp_path / "out", on_step=_stop_at(7))
+        x = matrix()
+        x[123, 4] += 1
+        np.savez(acts, acts=x)
+        with pytest.raises(FileExistsError, match="holds a run with crc"):
+            run(open_activations(acts), CONFIG, SHORT, tmp_path / "out", resume=True)
+
     @pytest.mark.parametrize("selector", RECIPES)
     @pytest.mark.parametrize("kind", ["topk", "batch", "feature"])
     def test_an_interrupted_run_goes_on_to_the_same_bits(self, acts, tmp_path, kind, selector):

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from .._files import write
-from ..jobs._activations import check_finite, open_activations
+from ..jobs._activations import check, open_activations
 from ..jobs._sae import RECIPES, Point, Training
 from ..jobs._sae_report import FIGURES, report, verdict
 from ..jobs._sae_run import run
@@ -70,7 +70,7 @@ def sae(
         if checkpoint_every < 1:
             raise ValueError(f"--checkpoint-every must be ≥ 1; got {checkpoint_every}")
         with progress() as on_progress:
-            check_finite(data, lambda done: on_progress("checking the activations", done, data.tokens))
+            data.crc = check(data, lambda done: on_progress("checking the activations", done, data.tokens))
             result = run(
                 data,
                 config,

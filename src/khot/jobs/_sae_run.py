@@ -104,10 +104,10 @@ def measure(sae: SparseAutoencoder, data: Activations, first: int, step: int) ->
 
 def _prepare(folder: Path, trainer: Trainer, resume: bool) -> bool:
     """Restore the checkpoint, if there is one; True if the run is complete. Raise if the folder is not this run's."""
-    checkpoint = folder / CHECKPOINT
+    checkpoint, new = folder / CHECKPOINT, trainer.run()
     if checkpoint.exists():
         tensors, about = read_tensors(checkpoint), _metadata(checkpoint)
-        _check_same(folder, about["run"], trainer.run(), resume)
+        _check_same(folder, about["run"], new, resume)
         trainer.restore(int(about["step"]), tensors)
         return False
     if not any((folder / name).exists() for name in (CONFIG, WEIGHTS, METRICS)):
@@ -119,7 +119,7 @@ def _prepare(folder: Path, trainer: Trainer, resume: bool) -> bool:
         raise FileExistsError(
             f"{folder} holds an autoencoder that is not of `khot sae`: choose another --out"
         ) from None
-    _check_same(folder, old, trainer.run(), resume)
+    _check_same(folder, old, new, resume)
     return bool(is_complete)
 
 
