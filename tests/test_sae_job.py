@@ -293,10 +293,14 @@ class TestCommand:
         [
             (["--k", 65, "--latents", 64], "`k` must satisfy 0 < k ≤ 64 (the number of latents); got 65."),
             (["--k", 0], "`k` must be > 0"),
+            (["--k", "inf"], "`k` must be > 0 and finite; got inf."),
+            (["--k", "nan"], "`k` must be > 0 and finite; got nan."),
+            (["--array", "zz"], "must have an array 'zz'; got acts."),
             (["--kind", "mutual"], "`kind` must be one of 'topk', 'batch', 'feature'; got 'mutual'."),
             (["--selector", "nosuch"], "`selector` must be one of 'hard', 'straight-through', 'soft', 'sampled'"),
             (["--steps", 0], "`steps` must be ≥ 1; got 0."),
             (["--lr", 0], "`lr` must be > 0"),
+            (["--lr", 1e39], "`lr` must be ≤ 1e+30; got 1e+39."),
             (["--seed", -1], "`seed` must be ≥ 0"),
             (["--checkpoint-every", 0], "--checkpoint-every must be ≥ 1; got 0."),
             (["--kind", "feature", "--batch-size", 2], "Feature Choice needs at least latents/k = 128 tokens"),
@@ -315,6 +319,8 @@ class TestCommand:
                 np.full((9, 3), np.nan, np.float32),
                 "got 27 NaN or infinite values in 9 rows: 0, 1, 2, 3, 4, …",
             ),
+            "same.npy": (np.ones((9, 3), np.float32), "must have at least two different rows; got one (tokens: 9)."),
+            "one.npy": (np.ones((1, 3), np.float32), "must have at least two different rows; got one (tokens: 1)."),
         }
         for name, (array, says) in bad.items():
             np.save(tmp_path / name, array)
@@ -339,6 +345,51 @@ class TestCommand:
         before = acts.read_bytes()
         _fails(sae(acts, "--k", 3, "--latents", 64, "--out", acts / "out"), "out cannot be made: Not a directory.")
         assert acts.read_bytes() == before
+
+    def test_a_report_that_cannot_be_written_is_said_before_training(self, acts, tmp_path, monkeypatch):
+        monkeypatch.setattr(Trainer, "advance", None)
+        (tmp_path / "out" / "report.html").mkdir(parents=True)
+        done = sae(acts, "--k", 3, "--latents", 64, "--out", tmp_path / "out")
+        _fails(done, "report.html must be a file; got a directory.")
+        assert files(tmp_path / "out") == ["report.html"]
+
+    def test_a_run_that_diverges_fails_and_keeps_its_checkpoint(self, acts, tmp_path, monkeypatch):
+        out, advance = tmp_path / "out", Trainer.advance
+        arguments = (acts, "--k", 3, "--latents", 64, "--steps", 12, "--batch-size", 100, "--out", out)
+        _fails(sae(*arguments, "--lr", 1e30), "the loss must stay finite; it did not after 1 steps: lower --lr, now")
+        assert not files(out)
+        np.save(tmp_path / "large.npy", 1e30 * matrix())
+        done = sae(tmp_path / "large.npy", *arguments[1:])
+        _fails(done, "it did not after 0 steps: divide the activations, which are too large.")
+        assert not files(out)
+        run(open_activations(acts), CONFIG, SHORT, out, on_step=_stop_at(5))
+        before = {name: (out / name).read_bytes() for name in files(out)}
+
+        def spoil(self):
+            point = advance(self)
+            with torch.no_grad():
+                self.sae.b_enc[0] = torch.nan
+            return point
+
+        monkeypatch.setattr(Trainer, "advance", spoil)
+        for every in (1, 100):
+            done = sae(*arguments, "--resume", "--checkpoint-every", every)
+            _fails(done, "it did not after 6 steps: lower --lr, now 0.001.")
+            assert before == {name: (out / name).read_bytes() for name in files(out)}
+
+    def test_one_row_held_out_has_no_variance_and_json_no_nan(self, tmp_path):
+        np.save(tmp_path / "x.npy", matrix()[:20])
+        done = sae(tmp_path / "x.npy", "--k", 3, "--latents", 64, "--steps", 3, "--out", tmp_path / "out", "--json")
+        assert done.exit_code == 0, done.output
+        text = (tmp_path / "out" / "metrics.json").read_text()
+        for metrics in (json.loads(found, parse_constant=pytest.fail) for found in (done.stdout, text)):
+            assert metrics["held_out"]["fvu"] is metrics["held_out"]["explained_variance"] is None
+            assert metrics["held_out"]["cosine"] > 0
+        report = (tmp_path / "out" / "report.html").read_text()
+        assert "20 tokens, 3 steps of 19." in report
+        assert "of the variance of the tokens;" in report
+        again = sae(tmp_path / "x.npy", "--k", 3, "--latents", 64, "--steps", 3, "--out", tmp_path / "out", "--resume")
+        assert "–" in again.stdout
 
     def test_another_run_is_not_overwritten(self, acts, tmp_path):
         out = tmp_path / "out"

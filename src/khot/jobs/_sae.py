@@ -60,6 +60,7 @@ class Training:
             _check.at_least(name, getattr(self, name), 1)
         _check.at_least("seed", self.seed, 0)
         _check.above("lr", self.lr, 0)
+        _check.at_most("lr", self.lr, 1e30)  # Adam raises where its step exceeds float32
 
 
 class Point(NamedTuple):
@@ -96,7 +97,7 @@ class Trainer:
         return {**asdict(self.sae.config), **asdict(self.training), **data}
 
     def advance(self) -> Point:
-        """Take a step."""
+        """Take a step; FloatingPointError if there is none to take."""
         t, sae = self.training, self.sae
         done = self.step / t.steps
         _, first, last = self.recipe
@@ -105,6 +106,8 @@ class Trainer:
         for group in self.adam.param_groups:
             group["lr"] = t.lr * min(1.0, warm, (1 - done) / 0.2)
         out = sae(self._batch(), generator=self._generator(2, self.step))
+        if not out.loss.isfinite():
+            raise self.diverged()
         self.adam.zero_grad()
         out.loss.backward()
         sae.remove_parallel_gradient()
@@ -117,6 +120,11 @@ class Trainer:
         if self.step % max(1, t.steps // POINTS) == 0 or self.step == t.steps:
             self.curve.append(point)
         return point
+
+    def diverged(self) -> FloatingPointError:
+        """What to say when the loss or the weights are not finite; at first, only the data can be why."""
+        fix = f"lower --lr, now {self.training.lr:g}" if self.step else "divide the activations, which are too large"
+        return FloatingPointError(f"the loss must stay finite; it did not after {self.step} steps: {fix}")
 
     def state(self) -> dict[str, Tensor]:
         """All that the next step depends on."""
