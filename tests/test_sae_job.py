@@ -198,6 +198,14 @@ class TestRuns:
         assert len(set(seen)) == len(seen) == 375
         assert not {row for row in seen if row % 16 == 15}
 
+    def test_weights_do_not_begin_with_the_held_out(self, acts):
+        before = Trainer(open_activations(acts), CONFIG, SHORT).sae.state_dict()
+        x = matrix()
+        x[15::16] *= 100
+        np.savez(acts, acts=x)
+        after = Trainer(open_activations(acts), CONFIG, SHORT).sae.state_dict()
+        assert not [name for name, t in after.items() if not torch.equal(t, before[name])]
+
     def test_seeds_differ_and_agree(self, acts, tmp_path):
         data = open_activations(acts)
         results = [

@@ -87,8 +87,8 @@ class Trainer:
             _check.enough_tokens(self.batch_size, config.k, config.latents)
         self.recipe = RECIPES[training.selector]
         self.sae = SparseAutoencoder(config, selector=self.recipe.selector, generator=self._generator(0, 0))
-        samples = np.linspace(0, data.tokens - 1, min(data.tokens, SAMPLES)).round().astype(np.int64)
-        self.sae.start(data.rows(samples))
+        samples = np.linspace(0, self.trained_on - 1, min(self.trained_on, SAMPLES)).round().astype(np.int64)
+        self.sae.start(self._rows(samples))
         self.adam = torch.optim.Adam(self.sae.parameters(), lr=training.lr, eps=EPSILON)
 
     def run(self) -> dict[str, Any]:
@@ -157,6 +157,10 @@ class Trainer:
             order = torch.randperm(self.trained_on, generator=self._generator(1, epoch), dtype=dtype)
             self._epoch, self._order = epoch, order.numpy()
         index = np.sort(self._order[place * self.batch_size : (place + 1) * self.batch_size]).astype(np.int64)
+        return self._rows(index)
+
+    def _rows(self, index: np.ndarray[Any, Any]) -> Tensor:
+        """Of those that are trained on."""
         return self.data.rows(index + index // (HELD_OUT - 1))
 
     def _generator(self, stream: int, number: int) -> torch.Generator:
