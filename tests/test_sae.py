@@ -144,6 +144,31 @@ def test_training_lowers_the_loss_and_thresholds_follow(kind):
         assert 0.8 * K < l0 < 1.2 * K
 
 
+@pytest.mark.parametrize("kind", ["batch", "feature"])
+def test_a_threshold_forgets_the_beginning(kind):
+    sae, before = make(kind=kind), 0.0
+    for seed in range(100):
+        if seed == 50:
+            before = sae.activity.threshold.clone()
+            with torch.no_grad():
+                sae.W_enc.mul_(2)
+        sae(data(100, seed))
+    torch.testing.assert_close(sae.activity.threshold.mean(), 2 * before.mean(), rtol=0.03, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["topk", "batch"])
+@pytest.mark.parametrize("selector", SELECTORS, ids=lambda s: s.__name__)
+def test_an_empty_batch_in_training_changes_nothing(kind, selector):
+    sae = make(selector, kind=kind, dead_after=1)
+    sae(data())
+    before = {name: t.clone() for name, t in sae.state_dict().items()}
+    out = sae(torch.empty(0, D))
+    out.loss.backward()
+    assert out.loss == 0
+    assert not [name for name, t in sae.state_dict().items() if not torch.equal(t, before[name])]
+    assert not [name for name, p in sae.named_parameters() if p.grad is not None and p.grad.any()]
+
+
 def test_aux_k_trains_the_encoder_of_dead_latents():
     sae = make()
     x = data()
@@ -258,6 +283,16 @@ def test_scale_of_the_inputs_does_not_matter():
     torch.testing.assert_close(large.encode(1024 * x).values, 1024 * small.encode(x).values)
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_value_that_is_not_finite_is_no_perfect_reconstruction(value):
+    x = data()
+    x[3, 4] = value
+    out = make()(x)
+    assert out.fvu.isnan()
+    assert out.loss.isnan()
+    assert make()(torch.ones(5, D)).fvu == 0  # no variance is another matter
+
+
 def test_layer_norm_is_undone():
     sae = train(make(layer_norm=True))
     x = data(50, 9)
@@ -278,6 +313,27 @@ def test_k_can_be_learned(kind, selector):
         torch.testing.assert_close(sae.k.grad, (ends[0] - ends[1]) / 2e-5, rtol=1e-4, atol=0)
     costly = train(make(selector, kind=kind, learn_k=True, k_cost=10.0), 100)
     assert 1 <= costly.k < 2.5
+
+
+@pytest.mark.parametrize(("kind", "least"), [("topk", 1.0), ("batch", 1 / TOKENS), ("feature", N / TOKENS)])
+def test_a_learned_k_falls_as_far_as_training_goes_on(kind, least):
+    sae = make(selectors.straight_through, kind=kind, learn_k=True)
+    for k in (0.5, 1e-6):  # the second is below what any kind can do
+        with torch.no_grad():
+            sae.k.fill_(k)
+        sae(data()).loss.backward()
+        sae.normalize_decoder()
+        torch.testing.assert_close(sae.k.item(), max(k, least), rtol=1e-6, atol=0)
+    sae.start(data())
+    sae(data()).loss.backward()
+    sae(data(7)).loss.backward()
+    assert sae.W_enc.grad.isfinite().all()
+
+
+def test_only_a_learned_k_costs():
+    for learn_k, cost in ((False, 0.0), (True, 2.0 * K)):
+        out = make(selectors.straight_through, k_cost=2.0, learn_k=learn_k, aux_weight=0.0)(data())
+        torch.testing.assert_close(out.loss - out.fvu, torch.tensor(cost))
 
 
 def test_multi_topk():
@@ -316,6 +372,26 @@ def test_half_precision(dtype):
         assert sae(x).loss.isfinite()
 
 
+@pytest.mark.parametrize("kind", ["batch", "feature"])
+def test_running_means_do_not_stop_in_half_precision(kind, tmp_path):
+    half, wide = make(kind=kind).to(torch.bfloat16), make(kind=kind)
+    wide.load_state_dict(half.state_dict())
+    for seed in range(150):
+        x = data(100, seed)
+        half(x)
+        wide(x)
+    for name in ("threshold", "density"):
+        got, expected = (getattr(sae.activity, name) for sae in (half, wide))
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got, expected, rtol=2e-3, atol=1e-4)
+    before = half.activity.threshold.clone()
+    assert torch.equal(half.to(torch.bfloat16).activity.threshold, before)
+    assert half.double().activity.threshold.dtype == torch.float64
+    assert half.to(torch.float16).activity.threshold.dtype == torch.float32
+    half.eval().save(tmp_path)
+    assert torch.equal(SparseAutoencoder.load(tmp_path).activity.threshold, half.scale * before)
+
+
 def test_a_selector_of_ones_own_and_gradients_to_the_input():
     def cauchy(scores, k, *, temperature, generator=None):
         return khot.cauchy_topk(scores, k, temperature=temperature)
@@ -348,6 +424,18 @@ def test_bad_calls():
         make()(torch.randn(3, 5))
     with pytest.raises(ValueError, match=r"at least latents/k = 13.3333 tokens in a training batch.*got 5"):
         make(kind="feature")(data(5))
+    with pytest.raises(ValueError, match="`x` must have at least one row; got none"):
+        make().start(torch.empty(0, D))
+    bad = data()
+    bad[[3, 7], 2] = torch.tensor([torch.nan, torch.inf])
+    with pytest.raises(ValueError, match=r"finite in torch.float32; got 2 of 30 rows that are not, first 3"):
+        make().start(bad)
+    with pytest.raises(ValueError, match=r"`code` must have 40 features in its last dimension; got \(3, 41\)"):
+        make().decode(torch.zeros(3, 41))
+    metrics = khot.nn.SparseAutoencoderMetrics()
+    for read in (metrics.result, metrics.density):
+        with pytest.raises(ValueError, match="at least one token; got none: call `update` first"):
+            read()
     with pytest.raises(TypeError, match="`config` must be a SparseAutoencoderConfig"):
         SparseAutoencoder({"d_in": 3})
 

@@ -4,6 +4,7 @@ import json
 import signal
 import struct
 import sys
+import zlib
 from pathlib import Path
 
 import kill_sae
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 
 from khot.cli._app import app
 from khot.jobs import _activations
-from khot.jobs._activations import check_finite, open_activations
+from khot.jobs._activations import check, open_activations
 from khot.jobs._sae import RECIPES, Trainer, Training
 from khot.jobs._sae_run import run
 from khot.nn import SparseAutoencoder, SparseAutoencoderConfig
@@ -90,14 +91,56 @@ class TestReading:
         x[70, 4] = np.inf
         np.save(tmp_path / "x.npy", x)
         with pytest.raises(ValueError, match=r"4 NaN or infinite values in 3 rows: 5, 70, 390$"):
-            check_finite(open_activations(tmp_path / "x.npy"))
+            check(open_activations(tmp_path / "x.npy"))
         x[100:120] = np.nan
         np.save(tmp_path / "x.npy", x)
         with pytest.raises(ValueError, match=r"in 23 rows: 5, 70, 100, 101, 102, …$"):
-            check_finite(open_activations(tmp_path / "x.npy"))
+            check(open_activations(tmp_path / "x.npy"))
+
+    def test_values_beyond_float32_are_not_called_infinite(self, tmp_path):
+        x = matrix().astype(np.float64)
+        x[[5, 70], 3] = 1e39, -1e300
+        np.save(tmp_path / "x.npy", x)
+        with pytest.raises(ValueError, match=r"got 2 values that exceed float32's 3.4e38 in 2 rows: 5, 70$"):
+            check(open_activations(tmp_path / "x.npy"))
+        x[70, 4] = np.nan
+        np.save(tmp_path / "x.npy", x)
+        with pytest.raises(ValueError, match=r"got 1 NaN or infinite values and 2 values that exceed"):
+            check(open_activations(tmp_path / "x.npy"))
+
+    def test_the_checksum_is_that_of_every_value_in_any_form(self, tmp_path, monkeypatch):
+        x = matrix()
+        np.save(tmp_path / "c.npy", x)
+        np.save(tmp_path / "f.npy", np.asfortranarray(x))
+        np.save(tmp_path / "big.npy", x.astype(">f8"))
+        np.savez_compressed(tmp_path / "packed.npz", x=x)
+        for path in tmp_path.iterdir():
+            assert open_activations(path).crc == zlib.crc32(x.tobytes()), path
+        monkeypatch.setattr(_activations, "ROWS", 64)
+        assert check(open_activations(tmp_path / "c.npy")) == zlib.crc32(x.tobytes())
+
+    def test_a_npy_file_has_no_names(self, tmp_path):
+        np.save(tmp_path / "x.npy", matrix())
+        with pytest.raises(ValueError, match=r"x.npy must be opened without --array, .* got 'zz'"):
+            open_activations(tmp_path / "x.npy", "zz")
 
 
 class TestRuns:
+    @pytest.mark.parametrize("tokens", [1, 40])
+    def test_data_without_variance_are_refused(self, tmp_path, tokens):
+        np.save(tmp_path / "x.npy", np.tile(matrix()[:1], (tokens, 1)))
+        with pytest.raises(ValueError, match=rf"at least two different rows; got one \(tokens: {tokens}\)"):
+            run(open_activations(tmp_path / "x.npy"), CONFIG, SHORT, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+    def test_data_with_one_other_value_are_another_run(self, acts, tmp_path):
+        run(open_activations(acts), CONFIG, SHORT, tmp_path / "out", on_step=_stop_at(7))
+        x = matrix()
+        x[123, 4] += 1
+        np.savez(acts, acts=x)
+        with pytest.raises(FileExistsError, match="holds a run with crc"):
+            run(open_activations(acts), CONFIG, SHORT, tmp_path / "out", resume=True)
+
     @pytest.mark.parametrize("selector", RECIPES)
     @pytest.mark.parametrize("kind", ["topk", "batch", "feature"])
     def test_an_interrupted_run_goes_on_to_the_same_bits(self, acts, tmp_path, kind, selector):
@@ -154,6 +197,14 @@ class TestRuns:
             seen += [int((x == row).all(1).nonzero()) for row in trainer._batch()]
         assert len(set(seen)) == len(seen) == 375
         assert not {row for row in seen if row % 16 == 15}
+
+    def test_weights_do_not_begin_with_the_held_out(self, acts):
+        before = Trainer(open_activations(acts), CONFIG, SHORT).sae.state_dict()
+        x = matrix()
+        x[15::16] *= 100
+        np.savez(acts, acts=x)
+        after = Trainer(open_activations(acts), CONFIG, SHORT).sae.state_dict()
+        assert not [name for name, t in after.items() if not torch.equal(t, before[name])]
 
     def test_seeds_differ_and_agree(self, acts, tmp_path):
         data = open_activations(acts)
@@ -250,10 +301,14 @@ class TestCommand:
         [
             (["--k", 65, "--latents", 64], "`k` must satisfy 0 < k ≤ 64 (the number of latents); got 65."),
             (["--k", 0], "`k` must be > 0"),
+            (["--k", "inf"], "`k` must be > 0 and finite; got inf."),
+            (["--k", "nan"], "`k` must be > 0 and finite; got nan."),
+            (["--array", "zz"], "must have an array 'zz'; got acts."),
             (["--kind", "mutual"], "`kind` must be one of 'topk', 'batch', 'feature'; got 'mutual'."),
             (["--selector", "nosuch"], "`selector` must be one of 'hard', 'straight-through', 'soft', 'sampled'"),
             (["--steps", 0], "`steps` must be ≥ 1; got 0."),
             (["--lr", 0], "`lr` must be > 0"),
+            (["--lr", 1e39], "`lr` must be ≤ 1e+30; got 1e+39."),
             (["--seed", -1], "`seed` must be ≥ 0"),
             (["--checkpoint-every", 0], "--checkpoint-every must be ≥ 1; got 0."),
             (["--kind", "feature", "--batch-size", 2], "Feature Choice needs at least latents/k = 128 tokens"),
@@ -272,6 +327,8 @@ class TestCommand:
                 np.full((9, 3), np.nan, np.float32),
                 "got 27 NaN or infinite values in 9 rows: 0, 1, 2, 3, 4, …",
             ),
+            "same.npy": (np.ones((9, 3), np.float32), "must have at least two different rows; got one (tokens: 9)."),
+            "one.npy": (np.ones((1, 3), np.float32), "must have at least two different rows; got one (tokens: 1)."),
         }
         for name, (array, says) in bad.items():
             np.save(tmp_path / name, array)
@@ -296,6 +353,51 @@ class TestCommand:
         before = acts.read_bytes()
         _fails(sae(acts, "--k", 3, "--latents", 64, "--out", acts / "out"), "out cannot be made: Not a directory.")
         assert acts.read_bytes() == before
+
+    def test_a_report_that_cannot_be_written_is_said_before_training(self, acts, tmp_path, monkeypatch):
+        monkeypatch.setattr(Trainer, "advance", None)
+        (tmp_path / "out" / "report.html").mkdir(parents=True)
+        done = sae(acts, "--k", 3, "--latents", 64, "--out", tmp_path / "out")
+        _fails(done, "report.html must be a file; got a directory.")
+        assert files(tmp_path / "out") == ["report.html"]
+
+    def test_a_run_that_diverges_fails_and_keeps_its_checkpoint(self, acts, tmp_path, monkeypatch):
+        out, advance = tmp_path / "out", Trainer.advance
+        arguments = (acts, "--k", 3, "--latents", 64, "--steps", 12, "--batch-size", 100, "--out", out)
+        _fails(sae(*arguments, "--lr", 1e30), "the loss must stay finite; it did not after 1 steps: lower --lr, now")
+        assert not files(out)
+        np.save(tmp_path / "large.npy", 1e30 * matrix())
+        done = sae(tmp_path / "large.npy", *arguments[1:])
+        _fails(done, "it did not after 0 steps: divide the activations, which are too large.")
+        assert not files(out)
+        run(open_activations(acts), CONFIG, SHORT, out, on_step=_stop_at(5))
+        before = {name: (out / name).read_bytes() for name in files(out)}
+
+        def spoil(self):
+            point = advance(self)
+            with torch.no_grad():
+                self.sae.b_enc[0] = torch.nan
+            return point
+
+        monkeypatch.setattr(Trainer, "advance", spoil)
+        for every in (1, 100):
+            done = sae(*arguments, "--resume", "--checkpoint-every", every)
+            _fails(done, "it did not after 6 steps: lower --lr, now 0.001.")
+            assert before == {name: (out / name).read_bytes() for name in files(out)}
+
+    def test_one_row_held_out_has_no_variance_and_json_no_nan(self, tmp_path):
+        np.save(tmp_path / "x.npy", matrix()[:20])
+        done = sae(tmp_path / "x.npy", "--k", 3, "--latents", 64, "--steps", 3, "--out", tmp_path / "out", "--json")
+        assert done.exit_code == 0, done.output
+        text = (tmp_path / "out" / "metrics.json").read_text()
+        for metrics in (json.loads(found, parse_constant=pytest.fail) for found in (done.stdout, text)):
+            assert metrics["held_out"]["fvu"] is metrics["held_out"]["explained_variance"] is None
+            assert metrics["held_out"]["cosine"] > 0
+        report = (tmp_path / "out" / "report.html").read_text()
+        assert "20 tokens, 3 steps of 19." in report
+        assert "of the variance of the tokens;" in report
+        again = sae(tmp_path / "x.npy", "--k", 3, "--latents", 64, "--steps", 3, "--out", tmp_path / "out", "--resume")
+        assert "–" in again.stdout
 
     def test_another_run_is_not_overwritten(self, acts, tmp_path):
         out = tmp_path / "out"

@@ -25,7 +25,9 @@ from ._layers import expert_bias as expert_bias
 from ._layers import experts as experts
 from ._layers import halves as halves
 from ._layers import has_routers as has_routers
+from ._layers import measured as measured
 from ._layers import routing_of as routing_of
+from ._layers import samples as samples
 from ._layers import takes_scores as takes_scores
 from ._layers import tensors as tensors
 from ._tensors import broadcast as broadcast
@@ -45,6 +47,7 @@ from ._tensors import vectors as vectors
 from ._values import above as above
 from ._values import all_positive as all_positive
 from ._values import at_least as at_least
+from ._values import at_most as at_most
 from ._values import even as even
 from ._values import fraction as fraction
 from ._values import instance as instance

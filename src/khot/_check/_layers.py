@@ -35,6 +35,24 @@ def enough_tokens(count: int, k: float, latents: int) -> None:
         )
 
 
+def samples(name: str, rows: Tensor) -> None:
+    """Raise unless there is a row and all are finite, because weights are taken from them."""
+    if not len(rows):
+        raise ValueError(f"`{name}` must have at least one row; got none.")
+    bad = ~rows.isfinite().all(-1)
+    if bad.any():
+        raise ValueError(
+            f"`{name}` must be finite in {rows.dtype}; got {int(bad.sum())} of {len(rows)} rows that are not, "
+            f"first {int(bad.nonzero()[0])}: leave them out."
+        )
+
+
+def measured(tokens: int) -> None:
+    """Raise unless metrics have seen a token."""
+    if not tokens:
+        raise ValueError("Metrics need at least one token; got none: call `update` first.")
+
+
 def tensors(path: Path, got: dict[str, tuple[int, ...]], want: dict[str, tuple[int, ...]]) -> None:
     """Raise unless a file's tensors have these names and shapes."""
     if got != want:

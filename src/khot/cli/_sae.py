@@ -12,14 +12,12 @@ import typer
 from rich.console import Console
 
 from .._files import write
-from ..jobs._activations import check_finite, open_activations
+from ..jobs._activations import check, open_activations
 from ..jobs._sae import RECIPES, Point, Training
-from ..jobs._sae_report import FIGURES, report, verdict
+from ..jobs._sae_report import REPORT, figures, report, verdict
 from ..jobs._sae_run import run
 from ..nn import SparseAutoencoderConfig
 from ._show import fail, progress, table
-
-REPORT = "report.html"
 
 
 def sae(
@@ -61,7 +59,7 @@ def sae(
         config = SparseAutoencoderConfig(
             d_in=data.d,
             latents=latents,
-            k=int(k) if k == int(k) else k,
+            k=int(k) if k.is_integer() else k,
             kind=cast(Any, kind),
             zipf=zipf,
             layer_norm=layer_norm,
@@ -70,7 +68,7 @@ def sae(
         if checkpoint_every < 1:
             raise ValueError(f"--checkpoint-every must be ≥ 1; got {checkpoint_every}")
         with progress() as on_progress:
-            check_finite(data, lambda done: on_progress("checking the activations", done, data.tokens))
+            data.crc = check(data, lambda done: on_progress("checking the activations", done, data.tokens))
             result = run(
                 data,
                 config,
@@ -80,12 +78,12 @@ def sae(
                 every=checkpoint_every,
                 on_step=lambda point, total: on_progress(_label(point), point.step, total),
             )
-    except (ValueError, OSError, ModuleNotFoundError) as error:
+        command = shlex.join(["khot", *sys.argv[1:]])
+        write(out / REPORT, report(result.metrics, result.curve, activations.name, command))
+    except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
         fail("sae", str(error))
-    command = shlex.join(["khot", *sys.argv[1:]])
-    write(out / REPORT, report(result.metrics, result.curve, activations.name, command))
     if json:
-        typer.echo(dumps(result.metrics, indent=1))
+        typer.echo(dumps(result.metrics, indent=1, allow_nan=False))
     else:
         _show(result.metrics, out)
     if not result.is_complete:
@@ -98,11 +96,7 @@ def _label(point: Point) -> str:
 
 
 def _show(metrics: dict[str, Any], out: Path) -> None:
-    held_out = metrics["held_out"]
-    lines = [
-        [what, f"{metrics[name]:.4g}", f"{held_out[name]:.4g}" if held_out else "–"] for name, what in FIGURES.items()
-    ]
     console = Console()
-    console.print(table(["", "all tokens", "held out"], lines))
+    console.print(table(["", "all tokens", "held out"], figures(metrics)))
     console.print(verdict(metrics), highlight=False)
     console.print(f"In {out}, for a browser {out / REPORT}.", style="dim", markup=False, highlight=False)

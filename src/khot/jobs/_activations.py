@@ -8,9 +8,12 @@ import shutil
 import struct
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -22,7 +25,8 @@ ROWS = 2**14
 """At a time, in a pass over all."""
 
 
-class Activations(NamedTuple):
+@dataclass(eq=False)
+class Activations:
     """Rows of a matrix that stays on the disk."""
 
     array: np.memmap[Any, Any]
@@ -41,10 +45,15 @@ class Activations(NamedTuple):
         """Their length."""
         return int(self.array.shape[1])
 
-    def rows(self, index: np.ndarray[Any, Any] | slice) -> Tensor:
-        """Some of them, (…, d), in float32."""
+    @cached_property
+    def crc(self) -> int:
+        """That of `check`, in a pass of its own unless one was made and this set."""
+        return check(self)
+
+    def rows(self, index: np.ndarray[Any, Any] | slice, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Some of them, (…, d), in float32 if nothing else is asked for."""
         part = torch.from_numpy(np.array(self.array[index], self.array.dtype.newbyteorder("="), order="C"))
-        return (part.view(torch.bfloat16) if self.is_bfloat16 else part).float()
+        return (part.view(torch.bfloat16) if self.is_bfloat16 else part).to(dtype)
 
     def parts(self, first: int = 0, last: int | None = None) -> Iterator[tuple[int, Tensor]]:
         """All rows in order, with the number of the first."""
@@ -66,23 +75,33 @@ def open_activations(path: Path, name: str | None = None) -> Activations:
         raise ValueError(f"{path} must be a whole {path.suffix} file; got: {error}") from None
 
 
-def check_finite(data: Activations, on_rows: Callable[[int], None] = lambda done: None) -> None:
-    """Raise if there is NaN or infinity, saying how many and where; one pass."""
-    bad, values, first = 0, 0, list[int]()
+def check(data: Activations, on_rows: Callable[[int], None] = lambda done: None) -> int:
+    """Raise unless all is finite, saying how much is not and where, and rows differ; their CRC-32, in one pass."""
+    bad, values, large, first, crc = 0, 0, 0, list[int](), 0
+    top, varies = data.rows(slice(1)), False
     for start, part in data.parts():
+        crc = zlib.crc32(part.numpy().data, crc)
+        varies = varies or bool((part != top).any())
         is_bad = ~part.isfinite()
         if is_bad.any():
             rows = is_bad.any(1).nonzero().squeeze(1)
-            bad, values = bad + len(rows), values + int(is_bad.sum())
+            is_large = is_bad & data.rows(slice(start, start + len(part)), torch.float64).isfinite()
+            bad, values, large = bad + len(rows), values + int(is_bad.sum()), large + int(is_large.sum())
             first += (rows[: 5 - len(first)] + start).tolist()
         on_rows(start + len(part))
     if bad:
+        kinds = ((values - large, "NaN or infinite values"), (large, "values that exceed float32's 3.4e38"))
+        got = " and ".join(f"{count} {what}" for count, what in kinds if count)
         listed = ", ".join(map(str, first)) + (", …" if bad > len(first) else "")
-        raise ValueError(f"activations must be finite; got {values} NaN or infinite values in {bad} rows: {listed}")
+        raise ValueError(f"activations must be finite; got {got} in {bad} rows: {listed}")
+    if not varies:
+        raise ValueError(f"activations must have at least two different rows; got one (tokens: {data.tokens})")
+    return crc
 
 
 def _npy(path: Path, name: str | None) -> Activations:
-    del name  # there is one
+    if name is not None:
+        raise ValueError(f"{path} must be opened without --array, a .npy file holding one; got {name!r}")
     with path.open("rb") as file:
         return Activations(_map(path, *_header(path, file)))
 
@@ -97,7 +116,7 @@ def _npz(path: Path, name: str | None) -> Activations:
         with archive.open(member) as source:
             shutil.copyfileobj(source, copy, 2**24)
         copy.flush()
-        return _npy(Path(copy.name), None)._replace(keeps=copy)
+        return replace(_npy(Path(copy.name), None), keeps=copy)
 
 
 def _inside(path: Path, offset: int) -> np.memmap[Any, Any]:

@@ -6,7 +6,6 @@ the randomness of a selector. So the state is that of the model and the optimise
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -61,6 +60,7 @@ class Training:
             _check.at_least(name, getattr(self, name), 1)
         _check.at_least("seed", self.seed, 0)
         _check.above("lr", self.lr, 0)
+        _check.at_most("lr", self.lr, 1e30)  # Adam raises where its step exceeds float32
 
 
 class Point(NamedTuple):
@@ -87,19 +87,17 @@ class Trainer:
             _check.enough_tokens(self.batch_size, config.k, config.latents)
         self.recipe = RECIPES[training.selector]
         self.sae = SparseAutoencoder(config, selector=self.recipe.selector, generator=self._generator(0, 0))
-        samples = np.linspace(0, data.tokens - 1, min(data.tokens, SAMPLES)).round().astype(np.int64)
-        self.sae.start(data.rows(samples))
+        samples = np.linspace(0, self.trained_on - 1, min(self.trained_on, SAMPLES)).round().astype(np.int64)
+        self.sae.start(self._rows(samples))
         self.adam = torch.optim.Adam(self.sae.parameters(), lr=training.lr, eps=EPSILON)
 
     def run(self) -> dict[str, Any]:
         """What the result depends on, for comparison."""
-        rows = np.linspace(0, self.data.tokens - 1, min(16, self.data.tokens)).astype(np.int64)
-        crc = zlib.crc32(np.ascontiguousarray(self.data.array[rows]).tobytes())
-        data = {"tokens": self.data.tokens, "crc": crc}
+        data = {"batch_size": self.batch_size, "tokens": self.data.tokens, "crc": self.data.crc}
         return {**asdict(self.sae.config), **asdict(self.training), **data}
 
     def advance(self) -> Point:
-        """Take a step."""
+        """Take a step; FloatingPointError if there is none to take."""
         t, sae = self.training, self.sae
         done = self.step / t.steps
         _, first, last = self.recipe
@@ -108,6 +106,8 @@ class Trainer:
         for group in self.adam.param_groups:
             group["lr"] = t.lr * min(1.0, warm, (1 - done) / 0.2)
         out = sae(self._batch(), generator=self._generator(2, self.step))
+        if not out.loss.isfinite():
+            raise self.diverged()
         self.adam.zero_grad()
         out.loss.backward()
         sae.remove_parallel_gradient()
@@ -120,6 +120,11 @@ class Trainer:
         if self.step % max(1, t.steps // POINTS) == 0 or self.step == t.steps:
             self.curve.append(point)
         return point
+
+    def diverged(self) -> FloatingPointError:
+        """What to say when the loss or the weights are not finite; at first, only the data can be why."""
+        fix = f"lower --lr, now {self.training.lr:g}" if self.step else "divide the activations, which are too large"
+        return FloatingPointError(f"the loss must stay finite; it did not after {self.step} steps: {fix}")
 
     def state(self) -> dict[str, Tensor]:
         """All that the next step depends on."""
@@ -152,6 +157,10 @@ class Trainer:
             order = torch.randperm(self.trained_on, generator=self._generator(1, epoch), dtype=dtype)
             self._epoch, self._order = epoch, order.numpy()
         index = np.sort(self._order[place * self.batch_size : (place + 1) * self.batch_size]).astype(np.int64)
+        return self._rows(index)
+
+    def _rows(self, index: np.ndarray[Any, Any]) -> Tensor:
+        """Of those that are trained on."""
         return self.data.rows(index + index // (HELD_OUT - 1))
 
     def _generator(self, stream: int, number: int) -> torch.Generator:

@@ -12,6 +12,7 @@ from ._charts import Bar, bars, lines
 from ._html import Html, dim, figure, page, paragraph, section, table, tag
 from ._sae import Point
 
+REPORT = "report.html"
 FIGURES = {
     "fvu": "fraction of variance unexplained (FVU)",
     "explained_variance": "explained variance",
@@ -42,12 +43,22 @@ def report(metrics: dict[str, Any], curve: list[Point], source: str, command: st
 
 def verdict(metrics: dict[str, Any]) -> str:
     """In a sentence."""
-    of = metrics["held_out"] or metrics
-    tokens = "tokens held out" if metrics["held_out"] else "the tokens"
+    is_known = metrics["held_out"] and metrics["held_out"]["explained_variance"] is not None
+    of, tokens = (metrics["held_out"], "tokens held out") if is_known else (metrics, "the tokens")
     return (
         f"{of['l0']:.3g} latents a token explain {of['explained_variance']:.1%} of the variance of {tokens}; "
         f"{metrics['alive']:.1%} of the latents are alive."
     )
+
+
+def figures(metrics: dict[str, Any]) -> list[list[str]]:
+    """What each figure is, its value for all tokens, and for those held out."""
+    of = (metrics, metrics["held_out"] or {})
+    return [[what, *(_short(values.get(name)) for values in of)] for name, what in FIGURES.items()]
+
+
+def _short(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
 
 
 def _summary(metrics: dict[str, Any]) -> list[Html]:
@@ -63,13 +74,9 @@ def _summary(metrics: dict[str, Any]) -> list[Html]:
 
 
 def _figures(metrics: dict[str, Any]) -> list[Html]:
-    held_out = metrics["held_out"]
-    rows = [
-        [what, f"{metrics[name]:.4g}", f"{held_out[name]:.4g}" if held_out else "–"] for name, what in FIGURES.items()
-    ]
     low, middle, high = (metrics["l0_percentiles"][p] for p in ("5", "50", "95"))
     note = f"L0 is {low} to {high} for nine tokens in ten, {middle} in the middle; of {metrics['tokens']} tokens."
-    return [table(["", "all tokens", "held out"], rows), dim(note)]
+    return [table(["", "all tokens", "held out"], figures(metrics)), dim(note)]
 
 
 def _densities(metrics: dict[str, Any]) -> list[Html]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from ..nn._sae_files import CONFIG, WEIGHTS, read_tensors, write_tensors
 from ._activations import ROWS, Activations
 from ._interrupts import interruptible
 from ._sae import HELD_OUT, Point, Trainer, Training
+from ._sae_report import REPORT
 
 CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.json"
 MOST = 2**17
@@ -53,12 +55,14 @@ def run(
 
     Raises:
         FileExistsError: the folder holds another run, or one that is not to be resumed; nothing is written.
+        FloatingPointError: the run diverged; the last checkpoint stays.
     """
     trainer = Trainer(data, config, training)
     if _prepare(folder, trainer, resume):
         metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
         return Result(metrics, [Point(*point) for point in metrics["curve"]], True)
-    check_writable(folder / METRICS)
+    for name in (METRICS, REPORT):
+        check_writable(folder / name)
     with interruptible() as interrupted:
         try:
             while trainer.step < training.steps and not interrupted():
@@ -78,18 +82,28 @@ def _finish(folder: Path, trainer: Trainer) -> Result:
     sae = trainer.sae.eval()
     sae.save(folder)
     metrics = {
-        **measure(sae, trainer.data, 0, 1),
-        "held_out": measure(sae, trainer.data, HELD_OUT - 1, HELD_OUT) if trainer.data.tokens >= HELD_OUT else None,
+        **_known(measure(sae, trainer.data, 0, 1)),
+        "held_out": (
+            _known(measure(sae, trainer.data, HELD_OUT - 1, HELD_OUT)) if trainer.data.tokens >= HELD_OUT else None
+        ),
         "steps": trainer.step,
         "complete": is_complete,
         "run": trainer.run(),
         "curve": trainer.curve,
     }
     sae.train()
-    write(folder / METRICS, json.dumps(metrics, indent=1) + "\n")
+    write(folder / METRICS, json.dumps(metrics, indent=1, allow_nan=False) + "\n")
     if is_complete:
         (folder / CHECKPOINT).unlink(missing_ok=True)
     return Result(metrics, trainer.curve, is_complete)
+
+
+def _known(metrics: dict[str, Any]) -> dict[str, Any]:
+    """None for what is not finite: the FVU of one held-out row, say. JSON has no NaN."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in metrics.items()
+    }
 
 
 def measure(sae: SparseAutoencoder, data: Activations, first: int, step: int) -> dict[str, Any]:
@@ -104,10 +118,10 @@ def measure(sae: SparseAutoencoder, data: Activations, first: int, step: int) ->
 
 def _prepare(folder: Path, trainer: Trainer, resume: bool) -> bool:
     """Restore the checkpoint, if there is one; True if the run is complete. Raise if the folder is not this run's."""
-    checkpoint = folder / CHECKPOINT
+    checkpoint, new = folder / CHECKPOINT, trainer.run()
     if checkpoint.exists():
         tensors, about = read_tensors(checkpoint), _metadata(checkpoint)
-        _check_same(folder, about["run"], trainer.run(), resume)
+        _check_same(folder, about["run"], new, resume)
         trainer.restore(int(about["step"]), tensors)
         return False
     if not any((folder / name).exists() for name in (CONFIG, WEIGHTS, METRICS)):
@@ -119,7 +133,7 @@ def _prepare(folder: Path, trainer: Trainer, resume: bool) -> bool:
         raise FileExistsError(
             f"{folder} holds an autoencoder that is not of `khot sae`: choose another --out"
         ) from None
-    _check_same(folder, old, trainer.run(), resume)
+    _check_same(folder, old, new, resume)
     return bool(is_complete)
 
 
@@ -134,6 +148,8 @@ def _check_same(folder: Path, old: dict[str, Any], new: dict[str, Any], resume: 
 
 
 def _checkpoint(folder: Path, trainer: Trainer) -> None:
+    if not all(bool(p.isfinite().all()) for p in trainer.sae.parameters()):
+        raise trainer.diverged()
     about = {"step": str(trainer.step), "run": json.dumps(trainer.run())}
     write_tensors(folder / CHECKPOINT, trainer.state(), about)
 

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 
-def zipf(importance: Tensor, exponent: float, shift: float = 0.0) -> Tensor:
-    """Shares (r + q)^−α that sum to 1, r = 1, 2, … in the order of falling importance; (n,), float64."""
+def zipf(importance: Tensor, exponent: float) -> Tensor:
+    """Shares r^−exponent that sum to 1, r = 1, 2, … in the order of falling importance; (n,), float64."""
     n = len(importance)
     shares = torch.empty(n, dtype=torch.float64, device=importance.device)
     ranks = torch.arange(1, n + 1, dtype=torch.float64, device=importance.device)
-    shares[importance.argsort(descending=True, stable=True)] = (ranks + shift) ** -exponent
+    shares[importance.argsort(descending=True, stable=True)] = ranks**-exponent
     return shares / shares.sum()
 
 

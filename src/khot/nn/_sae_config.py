@@ -27,7 +27,8 @@ class SparseAutoencoderConfig:
     zipf: float = 0.0
     """Exponent of the latents' budgets in Feature Choice, rank^−zipf; 0 gives all the same."""
     learn_k: bool = False
-    """Make k a Parameter: it needs a selector with a gradient to k (`straight_through`, `soft`), and a cost."""
+    """Make k a Parameter: it needs a selector with a gradient to k (`straight_through`, `soft`, `sampled`), and a cost.
+    `normalize_decoder` keeps it possible; in Feature Choice a latent chooses at least one token, however small k is."""
     k_cost: float = 0.0
     """What a learned k adds to the loss, for each unit."""
     temperature: float = 4.0
@@ -66,7 +67,7 @@ class SparseAutoencoderOutput(NamedTuple):
     """Like the input."""
     code: SparseCode
     loss: Tensor
-    """`fvu` + aux_weight·`aux_loss` + multi_topk·`multi_fvu` + k_cost·k."""
+    """`fvu` + aux_weight·`aux_loss` + multi_topk·`multi_fvu`, and + k_cost·k if k is learned."""
     fvu: Tensor
     """The fraction of the batch's variance that is left unexplained."""
     aux_loss: Tensor

@@ -13,7 +13,7 @@ from ._sparse_code import chosen, weighted_rows
 def fraction_unexplained(error: Tensor, target: Tensor) -> Tensor:
     """‖error‖² / ‖target − its mean‖², over all tokens (FVU); 0 if the target does not vary."""
     variance = (target - target.mean(0)).square().sum()
-    return torch.where(variance > 0, error.square().sum() / variance.clamp(min=torch.finfo(error.dtype).tiny), 0.0)
+    return torch.where(variance == 0, 0.0, error.square().sum() / variance.clamp(min=torch.finfo(error.dtype).tiny))
 
 
 def aux_k_loss(x: Tensor, residual: Tensor, of: Tensor, weights: tuple[Tensor, Tensor, Tensor], most: int) -> Tensor:

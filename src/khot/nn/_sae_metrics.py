@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from .. import _check
 from ._sae_config import SparseAutoencoderOutput
 
 EDGES = torch.arange(-6, 0.01, 0.25)
@@ -65,10 +66,9 @@ class SparseAutoencoderMetrics:
         `alive`, the fraction of latents that were active at all; `density_histogram`, latents by log10 of the fraction
         of tokens they are active for, dead ones left out.
         """
-        sums, tokens = self._sums, max(1, self.tokens)
+        density, sums, tokens = self.density(), self._sums, self.tokens
         variance = sums["square"] - sums["mean"].square().sum() / tokens
         fvu = float(sums["error"] / variance)
-        density = self.density()
         logs = density[density > 0].log10().float()
         return {
             "tokens": self.tokens,
@@ -88,7 +88,8 @@ class SparseAutoencoderMetrics:
 
     def density(self) -> Tensor:
         """The fraction of tokens for which each latent is active, (latents,)."""
-        return self._sums["active"] / max(1, self.tokens)
+        _check.measured(self.tokens)
+        return self._sums["active"] / self.tokens
 
     def _percentile(self, p: float) -> int:
         counts = self._sums["l0"].cumsum(0)

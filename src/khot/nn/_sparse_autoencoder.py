@@ -68,12 +68,14 @@ class SparseAutoencoder(nn.Module):
         self.k: float | nn.Parameter = nn.Parameter(torch.tensor(float(config.k))) if config.learn_k else config.k
         self.register_buffer("temperature", torch.tensor(config.temperature))
         self.register_buffer("scale", torch.ones(()))
+        self._least_k = 0.0
         self.activity = Activity(n, config.kind, config.zipf if config.kind == "feature" else 0.0)
 
     @torch.no_grad()
     def start(self, x: Tensor) -> Self:
         """Take the scale of inputs, b_dec (their geometric median) and the size of W_enc from samples (…, d_in)."""
         inputs, _ = self._inputs(x)
+        _check.samples("x", inputs)
         center = geometric_median(inputs.double()).to(inputs.dtype)
         spread = (inputs - center).square().sum(1).mean() / _sae_axes.number(self.k)
         self.scale.fill_(power_of_two(float(spread.sqrt())))
@@ -104,6 +106,7 @@ class SparseAutoencoder(nn.Module):
     def decode(self, code: SparseCode | Tensor) -> Tensor:
         """A code, sparse or dense (…, latents), to (…, d_in)."""
         if isinstance(code, Tensor):
+            _check.last_dim("code", code, self.config.latents)
             code = from_dense(code)
         out = weighted_rows(code.values, code.tokens, code.latents, self._cast(self.W_dec), code.rows)
         out = out + self.scale * self.b_dec
@@ -127,7 +130,9 @@ class SparseAutoencoder(nn.Module):
             if self.config.multi_topk:
                 more = self.decode(self._code(blocks, a, _sae_axes.greatest(blocks, MULTI), len(inputs)))
                 multi = fraction_unexplained(inputs - more, inputs)
-            loss = fvu + self.config.aux_weight * aux + self.config.multi_topk * multi + self.config.k_cost * self.k
+            loss = fvu + self.config.aux_weight * aux + self.config.multi_topk * multi
+            if self.config.learn_k:
+                loss = loss + self.config.k_cost * self.k
             self.activity.update(blocks, encoder)
         if undo is not None:
             out = out * undo[1] + undo[0]
@@ -143,10 +148,14 @@ class SparseAutoencoder(nn.Module):
 
     @torch.no_grad()
     def normalize_decoder(self) -> None:
-        """Bring the rows of W_dec back to length 1; call it after a step."""
+        """Bring the rows of W_dec back to length 1; call it after a step.
+
+        A learned k is brought to where the last batch had an entry for each token ("topk", k ≥ 1), for each latent
+        ("feature", k ≥ latents/tokens) or at all ("batch", k ≥ 1/tokens), and to k ≤ latents.
+        """
         self.W_dec.div_(self.W_dec.norm(dim=1, keepdim=True).clamp(min=torch.finfo(self.W_dec.dtype).tiny))
         if isinstance(self.k, nn.Parameter):
-            self.k.clamp_(1, self.config.latents)
+            self.k.clamp_(self._least_k, self.config.latents)
 
     def dead(self) -> Tensor:
         """Which latents were not active in the last `dead_after` tokens of training, (latents,)."""
@@ -176,7 +185,7 @@ class SparseAutoencoder(nn.Module):
         s, n = self.scale, self.config.latents
         weights = {"W_enc": self.W_enc, "b_enc": s * self.b_enc, "W_dec": self.W_dec, "b_dec": s * self.b_dec}
         if self.config.kind != "topk":
-            weights["threshold"] = (s * self.activity.threshold).to(self.b_enc.dtype).expand(n)
+            weights["threshold"] = (s * self.activity.threshold).expand(n)
         return weights
 
     def extra_repr(self) -> str:
@@ -213,12 +222,14 @@ class SparseAutoencoder(nn.Module):
             if c.kind == "topk":
                 return _sae_axes.by_token(encoder, max(1, round(_sae_axes.number(self.k))), 1.0)
             return _sae_axes.above(encoder, self.activity.threshold)
+        if count:
+            self._least_k = min(c.latents, {"topk": count, "batch": 1, "feature": c.latents}[c.kind] / count)
         ratio = max(1.0 if self.selector is selectors.hard else c.candidates, MULTI if c.multi_topk else 1.0)
         if c.kind == "topk":
             return _sae_axes.by_token(encoder, self.k, ratio)
         if c.kind == "batch":
             return _sae_axes.by_batch(encoder, self.k * count, ratio)
-        _check.enough_tokens(count, _sae_axes.number(self.k), c.latents)
+        _check.enough_tokens(count, c.latents if isinstance(self.k, nn.Parameter) else self.k, c.latents)
         return _sae_axes.by_latent(encoder, self.activity.budgets(self.k, count), ratio)
 
     def _preactivations(self, centred: Tensor, blocks: list[Block]) -> Tensor:
@@ -227,8 +238,8 @@ class SparseAutoencoder(nn.Module):
         return chosen(centred, self._cast(self.W_enc), self._cast(self.b_enc), values, tokens, latents)
 
     def _selected(self, blocks: list[Block], a: Tensor, generator: torch.Generator | None) -> Tensor:
-        """The selector's weights, (entries,); all are selected in evaluation."""
-        if not self.training:
+        """The selector's weights, (entries,); all are selected in evaluation, and selectors need an entry."""
+        if not self.training or not len(a):
             return torch.ones_like(a)
         scores = a.split([block.values.numel() for block in blocks])
         temperature = float(self.temperature)
