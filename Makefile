@@ -68,7 +68,7 @@ study: $(call stamp,test)
 	  $(BIN)/khot study $$name --csv benchmarks/results/$$name.csv --markdown docs/tables/study-$$name.md --plot docs/img/study-$$name.svg || exit; \
 	done
 
-# Which router? Half an hour; the files that docs/moe.md shows.
+# Which router? An hour; the files that docs/moe.md shows.
 moe: $(call stamp,test)
 	$(BIN)/python benchmarks/moe_theory.py
 	$(BIN)/python benchmarks/moe.py

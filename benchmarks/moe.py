@@ -3,7 +3,7 @@
 A piecewise-linear regression and scikit-learn's digits, beside a dense network with as many parameters as a token meets
 and a linear model. Settings (learning rate, temperature, weight of the balance) are the best of a grid on three other
 seeds, on data that is not scored. Writes results/moe.csv, results/moe_load.csv (the run over time),
-docs/tables/moe.md and docs/img/moe-load.svg; half an hour, one thread. Ctrl-C ends early, and writes what there is.
+docs/tables/moe.md and docs/img/moe-load.svg; an hour, one thread. Ctrl-C ends early, and writes what there is.
 """
 
 from __future__ import annotations
