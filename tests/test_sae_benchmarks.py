@@ -25,7 +25,7 @@ def test_the_table_is_that_of_the_results():
 
 
 def test_what_the_docs_claim():
-    """Straight-through's error bars reach plain TopK's; Feature Choice with equal budgets has one dead latent in all."""
+    """Straight-through's error bars reach plain TopK's; Feature Choice with equal budgets has one dead latent."""
     rows = sae_report.read((ROOT / "benchmarks" / "results" / "sae.csv").read_text(encoding="utf-8"))
 
     def reaches(name, figure, sign):
