@@ -155,6 +155,7 @@ def test_scores_and_bias_keep_their_precision_in_half():
     torch.testing.assert_close(router(x).logits, x.float() @ router.weight.float().t())
     assert (router(x).logits != router(x).logits.bfloat16().float()).any()
     assert router.double()(x).logits.dtype == torch.float64
+    assert router.to("meta").to_empty(device="cpu").bias.device.type == "cpu"
 
 
 def test_straight_through_is_a_mean_of_experts():
@@ -218,6 +219,17 @@ def test_capacities_are_kept_however_sharp_the_scores(scale):
         loads = routing.balanced_sigma_topk(x, 2, capacity=capacity).probs.sum(0)
         assert loads.max() < capacity * (1 + 1e-3)
     assert routing.sigma_topk(x, 2).probs.sum(0).max() > 15
+
+
+def test_prices_hold_beside_tokens_that_are_masked_or_broken():
+    x = logits(512, 8) + torch.tensor([3.0] + [0.0] * 7)
+    x[:100, 1] = -math.inf
+    loads = routing.balanced_sigma_topk(x, 2).probs.sum(0)
+    assert (loads / 128 - 1).abs().max() < 1e-3
+    x[7, 2] = math.nan
+    found = routing.balanced_sigma_topk(x, 2, capacity=140)
+    assert found.probs.isnan().any(-1).nonzero().flatten().tolist() == [7]
+    assert found.probs.nansum(0).max() < 140.2
 
 
 def test_experts_that_choose_have_equal_loads():

@@ -28,6 +28,7 @@ from ._layers import has_routers as has_routers
 from ._layers import measured as measured
 from ._layers import routing_of as routing_of
 from ._layers import samples as samples
+from ._layers import takes_bias as takes_bias
 from ._layers import takes_scores as takes_scores
 from ._layers import tensors as tensors
 from ._tensors import broadcast as broadcast

@@ -142,6 +142,12 @@ def halves(name: str, x: Tensor) -> None:
         raise ValueError(f"`{name}` must have 2n entries, scores and scales; got {x.shape[-1]}.")
 
 
+def takes_bias(biased: bool, takes: bool) -> None:
+    """Raise if there is a bias that the route would not see."""
+    if biased and not takes:
+        raise ValueError("`biased` needs a `route` that takes a bias: sigmoid_gates or sigma_topk.")
+
+
 def takes_scores(route: Any, more: list[str]) -> None:
     """Raise if a route needs more than scores and k."""
     if more:

@@ -51,8 +51,7 @@ class Router(nn.Module):
         _check.whole("k", k, num_experts, "number of experts")
         self.num_experts, self.k, self.route = num_experts, int(k), route
         self._takes = set(inspect.signature(route).parameters)
-        if biased and "bias" not in self._takes:
-            raise ValueError("`biased` needs a `route` that takes a bias: sigmoid_gates or sigma_topk.")
+        _check.takes_bias(biased, "bias" in self._takes)
         rows = width(route, num_experts, k)
         self.weight = nn.Parameter(torch.empty(rows, dim).uniform_(-1 / math.sqrt(dim), 1 / math.sqrt(dim)))
         self.register_buffer("bias", torch.zeros(num_experts) if biased else None)
@@ -76,7 +75,7 @@ class Router(nn.Module):
         """As a Module, but the bias keeps its precision: its steps are small."""
         bias = self.bias
         super()._apply(fn, recurse)
-        if bias is not None:
+        if bias is not None and self.bias.dtype.itemsize < 4:
             self.bias = bias.to(self.bias.device)
         return self
 

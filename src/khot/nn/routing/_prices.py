@@ -18,12 +18,13 @@ def prices(x: Tensor, k: int, capacity: float, temperature: float) -> Tensor:
 
     With the least capacity there is, all columns sum to it; then prices may be negative, and have mean 0. Prices
     maximise a concave function, whose gradient is load − capacity. Sharp scores make it nearly piecewise linear, so it
-    is solved at high temperatures first.
+    is solved at high temperatures first. Tokens with NaN have no say.
     """
     found = x.new_zeros(x.shape[-1])
-    if not (x.numel() and bool(x.isfinite().all())):
-        return found
-    current = max(temperature, float((x - x.mean(-1, keepdim=True)).abs().mean()))
+    x = x[~x.isnan().any(-1)]
+    finite = torch.where(x.isfinite(), x, torch.nan)
+    spread = float((finite - finite.nanmean(-1, keepdim=True)).abs().nanmean())  # NaN if nothing is finite
+    current = max(temperature, spread)
     while current > temperature:
         found = _at(found, x, k, capacity, current, ROUGHLY)
         current = max(temperature, current / COOLING)
@@ -33,7 +34,8 @@ def prices(x: Tensor, k: int, capacity: float, temperature: float) -> Tensor:
 def _at(found: Tensor, x: Tensor, k: int, capacity: float, temperature: float, close: float) -> Tensor:
     """Newton's method at one temperature, with a search along each step."""
     is_equal = capacity <= k * len(x) / x.shape[-1]
-    span = float(x.max() - x.min()) + temperature
+    finite = x[x.isfinite()]
+    span = float(finite.max() - finite.min()) + temperature if len(finite) else temperature
 
     def loads(prices: Tensor) -> tuple[Tensor, Tensor]:
         probs = sigmoid_topk(x - prices, k, temperature=temperature)
