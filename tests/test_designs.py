@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.distributions import kl_divergence
 
 import khot
-from khot._math import natural, noise, ops, pivotal, subsets, systematic
+from khot import ops
+from khot._math import natural, noise, pivotal, subsets, systematic
 from khot.designs import (
     Brewer,
     ConditionalPoisson,

@@ -13,24 +13,24 @@ from .designs._horvitz_thompson import horvitz_thompson as horvitz_thompson
 from .designs._horvitz_thompson import horvitz_thompson_variance as horvitz_thompson_variance
 from .designs._sample import sample_khot as sample_khot
 from .designs._sample import sample_relaxed_khot as sample_relaxed_khot
-from .relaxations._family import cauchy_topk as cauchy_topk
-from .relaxations._family import euclidean_topk as euclidean_topk
-from .relaxations._family import laplace_topk as laplace_topk
-from .relaxations._family import normal_topk as normal_topk
-from .relaxations._family import power_topk as power_topk
-from .relaxations._family import relaxation as relaxation
-from .relaxations._halving import iterative_topk as iterative_topk
-from .relaxations._halving import successive_halving_topk as successive_halving_topk
-from .relaxations._hard import hard_topk as hard_topk
-from .relaxations._hard import straight_through as straight_through
-from .relaxations._losses import precision_at_k_loss as precision_at_k_loss
-from .relaxations._losses import recall_at_k_loss as recall_at_k_loss
-from .relaxations._ordered import ordered_topk as ordered_topk
-from .relaxations._ordered import soft_topk as soft_topk
-from .relaxations._threshold import khot_cross_entropy as khot_cross_entropy
-from .relaxations._threshold import log_sigmoid_topk as log_sigmoid_topk
-from .relaxations._threshold import sigmoid_topk as sigmoid_topk
-from .relaxations._threshold import threshold as threshold
+from .relaxations import cauchy_topk as cauchy_topk
+from .relaxations import euclidean_topk as euclidean_topk
+from .relaxations import hard_topk as hard_topk
+from .relaxations import iterative_topk as iterative_topk
+from .relaxations import khot_cross_entropy as khot_cross_entropy
+from .relaxations import laplace_topk as laplace_topk
+from .relaxations import log_sigmoid_topk as log_sigmoid_topk
+from .relaxations import normal_topk as normal_topk
+from .relaxations import ordered_topk as ordered_topk
+from .relaxations import power_topk as power_topk
+from .relaxations import precision_at_k_loss as precision_at_k_loss
+from .relaxations import recall_at_k_loss as recall_at_k_loss
+from .relaxations import relaxation as relaxation
+from .relaxations import sigmoid_topk as sigmoid_topk
+from .relaxations import soft_topk as soft_topk
+from .relaxations import straight_through as straight_through
+from .relaxations import successive_halving_topk as successive_halving_topk
+from .relaxations import threshold as threshold
 
 __all__ = [
     "cauchy_topk",

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.distributions import constraints, transforms
 from torch.distributions.constraint_registry import transform_to
 
-from .relaxations._threshold import sigmoid_topk
+from .relaxations import sigmoid_topk
 
 
 class capped_simplex(constraints.Constraint):

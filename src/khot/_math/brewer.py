@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import ops, select
+from .. import ops
+from . import select
 
 
 def odds(p: Tensor, x: Tensor, k: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from . import ops
+from .. import ops
 
 DIRECT = 16  # up to this length, distributions are convolved term by term; beyond, by FFT
 

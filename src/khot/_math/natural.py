@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from . import cdfs, ops, subsets
+from .. import ops
+from . import cdfs, subsets
 
 STEPS, INNER_STEPS = 100, 60
 TOLERANCE = 1e-13

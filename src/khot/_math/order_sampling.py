@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from . import ops
+from .. import ops
 from .noise import inside
 
 FAR = 36.0  # e^−FAR of the mass may be lost, at each of: the window's ends, the spacing, the frequencies

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import count_tree, ops
+from .. import ops
+from . import count_tree
 
 TRIES = 8
 STEEP = 300.0  # e^z is not summed beyond

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from . import natural, noise, ops, order_sampling, rejective
+from .. import ops
+from . import natural, noise, order_sampling, rejective
 
 FALL = 46.0  # e^−46 is 1e-20
 TRIES = 16

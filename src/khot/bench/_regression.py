@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..relaxations._hard import hard_topk
+from ..relaxations import hard_topk
 from ._contenders import Make, Objective
 from ._learning import Measures, Problem, Row, Settings, Study
 

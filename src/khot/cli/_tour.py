@@ -10,8 +10,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from torch import Tensor
 
-from ..relaxations._hard import hard_topk
-from ..relaxations._threshold import sigmoid_topk, threshold
+from ..relaxations import hard_topk, sigmoid_topk, threshold
 
 EXAMPLE = """\
 import torch, khot

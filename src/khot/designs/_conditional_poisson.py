@@ -12,7 +12,7 @@ from torch.distributions import register_kl
 from torch.nn.functional import logsigmoid
 
 from .._math import natural, rejective, subsets
-from ..relaxations._hard import hard_topk
+from ..relaxations import hard_topk
 from ._design import Design
 from ._natural import log_normaliser, marginals, natural_parameters
 

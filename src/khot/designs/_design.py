@@ -12,7 +12,7 @@ from torch.distributions import Distribution, constraints
 from .. import _check
 from .._math import enumerate_subsets, noise, select
 from ..constraints import k_hot
-from ..relaxations._threshold import sigmoid_topk
+from ..relaxations import sigmoid_topk
 
 OFF = 0.01
 """How far sums of probabilities may be from k before they are balanced."""

@@ -8,8 +8,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from .. import _check
-from .._math import noise, ops, pivotal
+from .. import _check, ops
+from .._math import noise, pivotal
 from ._design import Design
 
 

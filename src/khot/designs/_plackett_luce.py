@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .._math import order_sampling
-from ..relaxations._hard import hard_topk
+from ..relaxations import hard_topk
 from ._order import OrderDesign
 
 

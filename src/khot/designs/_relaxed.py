@@ -10,11 +10,10 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 from torch.distributions.utils import clamp_probs
 
-from .. import _check
-from .._math import noise, ops, order_sampling
+from .. import _check, ops
+from .._math import noise, order_sampling
 from ..constraints import capped_simplex
-from ..relaxations._hard import straight_through
-from ..relaxations._threshold import sigmoid_topk
+from ..relaxations import sigmoid_topk, straight_through
 from ._pivotal import Pivotal
 
 

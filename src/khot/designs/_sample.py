@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import _check, _shape
-from ..relaxations._hard import hard_topk, straight_through
-from ..relaxations._implicit import check_call
-from ..relaxations._threshold import sigmoid_topk
+from ..relaxations import check_call, hard_topk, sigmoid_topk, straight_through
 from ._design import Design
 from ._pivotal import Pivotal
 from ._relaxed import gumbel

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._math import ops, systematic
+from .. import ops
+from .._math import systematic
 from ._design import Design
 
 

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from .. import _check
 from ..designs import Design
-from ..relaxations._hard import hard_topk
+from ..relaxations import hard_topk
 
 
 class AdaptiveStep:

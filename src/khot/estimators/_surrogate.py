@@ -11,8 +11,7 @@ from .. import _check
 from .._math import successive
 from ..designs import ConditionalPoisson, Design
 from ..designs._relaxed import gumbel
-from ..relaxations._hard import hard_topk, straight_through
-from ..relaxations._threshold import sigmoid_topk
+from ..relaxations import hard_topk, sigmoid_topk, straight_through
 
 
 def straight_through_sample(

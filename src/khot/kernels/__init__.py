@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from .._math import threshold
-from .._math.ops import LIBRARY
+from ..ops import LIBRARY
 from . import _native
 from ._native import is_plain as is_plain
 from ._native import native_pull as native_pull

@@ -12,8 +12,7 @@ from .. import _check
 from ..designs import Design, Pivotal
 from ..estimators import straight_through_sample
 from ..estimators._exact import takes_objective
-from ..relaxations._hard import hard_topk
-from ..relaxations._threshold import sigmoid_topk
+from ..relaxations import hard_topk, sigmoid_topk
 
 Relaxation = Callable[..., Tensor]
 """Like `khot.sigmoid_topk`: `(scores, k, *, temperature) → soft k-hot`."""

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _check
-from ..relaxations._hard import hard_topk, straight_through
-from ..relaxations._threshold import sigmoid_topk
+from ..relaxations import hard_topk, sigmoid_topk, straight_through
 
 
 class SigmoidTopK(nn.Module):

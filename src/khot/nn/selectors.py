@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..designs._sample import sample_khot
-from ..relaxations import _hard
-from ..relaxations._threshold import sigmoid_topk
+from ..relaxations import hard_topk, sigmoid_topk
+from ..relaxations import straight_through as straight
 
 
 class Selector(Protocol):
@@ -39,7 +39,7 @@ def hard(
         >>> khot.nn.selectors.hard(torch.tensor([0.3, 0.9, 0.1]), 1)
         tensor([0., 1., 0.])
     """
-    return _hard.hard_topk(scores, k.detach().round() if isinstance(k, Tensor) else round(k))
+    return hard_topk(scores, k.detach().round() if isinstance(k, Tensor) else round(k))
 
 
 def straight_through(
@@ -56,7 +56,7 @@ def straight_through(
         >>> khot.nn.selectors.straight_through(x, 1)
         tensor([0., 1., 0.], grad_fn=<AddBackward0>)
     """
-    return _hard.straight_through(hard(scores, k), sigmoid_topk(scores, k, temperature=temperature))
+    return straight(hard(scores, k), sigmoid_topk(scores, k, temperature=temperature))
 
 
 def soft(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .. import _check, _shape
-from .._math import ops
+from .. import _check, _shape, ops
 
 
 def hard_topk(x: Tensor, k: float | Tensor, *, dim: int = -1, mask: Tensor | None = None) -> Tensor:

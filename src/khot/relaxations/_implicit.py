@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _check, _modes, _shape
-from .._math import cdfs, implicit, ops, threshold
+from .. import _check, _modes, _shape, ops
+from .._math import cdfs, implicit, threshold
 
 
 class Margins(NamedTuple):

@@ -21,8 +21,7 @@ from ..designs import Pivotal
 from ..estimators import straight_through_sample
 from ..nn import KHotGate
 from ..nn._gate import MakesDesign, Relaxation
-from ..relaxations._hard import hard_topk
-from ..relaxations._threshold import sigmoid_topk
+from ..relaxations import hard_topk, sigmoid_topk
 from ._training import Plan, Progress, Rows, network, train
 
 TASKS = ("auto", "classification", "regression", "reconstruction")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...relaxations._threshold import sigmoid_topk
+from ...relaxations import sigmoid_topk
 
 ITERATIONS, HALVINGS = 100, 40
 CLOSE, ROUGHLY = 1e-4, 0.05

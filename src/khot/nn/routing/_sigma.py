@@ -8,8 +8,8 @@ from torch import Tensor
 from ... import _check
 from ..._math import select
 from ...designs import Pivotal
-from ...relaxations._hard import straight_through as straight
-from ...relaxations._threshold import sigmoid_topk
+from ...relaxations import sigmoid_topk
+from ...relaxations import straight_through as straight
 from ._prices import prices
 from ._routing import Routing, scores
 

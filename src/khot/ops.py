@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import implicit, noise, select, threshold
-from . import pivotal as _pivotal
-from . import systematic as _systematic
+from ._math import implicit, noise, select, threshold
+from ._math import pivotal as _pivotal
+from ._math import systematic as _systematic
 
 LIBRARY = torch.library.Library("khot", "DEF")
 
