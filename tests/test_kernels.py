@@ -21,7 +21,7 @@ PATHS = {"wide": _native.WIDE, "portable": _native.PORTABLE}
 
 
 def eager(x, k, temperature, mask=None):
-    return threshold.topk(x, k, temperature, mask, 0, 0.0, early_stop=True)
+    return threshold.topk(x, k, temperature, mask, cdfs.SIGMOID, early_stop=True)
 
 
 def rows(*values):
@@ -69,8 +69,8 @@ def test_margins_on_the_grid(name, path):
         x = scores(name, n, torch.float64)
         k, temperature = (t.flatten() for t in torch.meshgrid(*rows(counts(n), TEMPERATURES), indexing="ij"))
         arguments = x.expand(len(k), n), k, temperature, None
-        got = _native.margin(*arguments, None, 0, 0.0, PATHS[path])
-        expected = threshold.margin(*arguments, None, 0, 0.0, early_stop=True)
+        got = _native.margin(*arguments, None, cdfs.SIGMOID, PATHS[path])
+        expected = threshold.margin(*arguments, None, cdfs.SIGMOID, early_stop=True)
         # Σσ(z) − k is known to some roundings of k, so z is to so many of k/Σv.
         torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-11)
 
@@ -117,7 +117,7 @@ def test_values_and_gradients(batch, n, double, layout, masking, special, path, 
     torch.testing.assert_close(got, expected, rtol=0, atol=ATOL[dtype], equal_nan=True)
 
     margins = _native.margin(x.double(), k, temperature, mask, None, 0, 0.0, PATHS[path])
-    expected = threshold.margin(x.double(), k, temperature, mask, None, 0, 0.0, early_stop=True)
+    expected = threshold.margin(x.double(), k, temperature, mask, None, cdfs.SIGMOID, early_stop=True)
     torch.testing.assert_close(margins, expected, rtol=1e-11, atol=1e-11, equal_nan=True)
 
     g = torch.randn(*batch, n, generator=generator, dtype=torch.float64).to(dtype)
@@ -145,7 +145,7 @@ def test_values_and_gradients(batch, n, double, layout, masking, special, path, 
 def test_sharp_rows_are_not_left_to_eager(path, dtype, monkeypatch):
     x = torch.randn(200, 9, dtype=dtype, generator=torch.Generator().manual_seed(0))
     k, temperature = torch.full((200,), 3.0, dtype=torch.float64), torch.logspace(-6, 0, 200, dtype=torch.float64)
-    expected = threshold.margin(x, k, temperature, None, None, 0, 0.0, early_stop=True)
+    expected = threshold.margin(x, k, temperature, None, None, cdfs.SIGMOID, early_stop=True)
     monkeypatch.setattr(threshold, "margin", None)
     got = _native.margin(x, k, temperature, None, None, 0, 0.0, PATHS[path])
     error = (got - expected).abs().amax(-1)

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+_NORMAL = {dtype: (torch.finfo(dtype).tiny, torch.finfo(dtype).max) for dtype in (torch.float32, torch.float64)}
+_COMPUTE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
 
 class Rows(NamedTuple):
-    """A call in the layout that `_math` works on."""
+    """A call in the layout that `ops` works on."""
 
     x: Tensor
     """(…, n) scores in the compute dtype."""
-    k: Tensor
-    """(…) float64."""
-    temperature: Tensor
-    """(…) float64, within the positive range of the compute dtype; NaN where it was not positive."""
+    k: float | Tensor
+    """A number, or (…) float64."""
+    temperature: float | Tensor
+    """A number or (…) float64, within the positive range of the compute dtype; NaN where it was not positive."""
     mask: Tensor | None
     """(…, n) bool, a view, or None."""
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Half precision is computed in float32 and rounded once."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    """Return the dtype to compute in: half precision is computed in float32 and rounded once."""
+    return _COMPUTE.get(dtype, dtype)
 
 
 def to_rows(
@@ -36,47 +40,46 @@ def to_rows(
 ) -> Rows:
     """Put `dim` last and bring every argument to its place there; all of it differentiable."""
     if mask is not None:
-        mask = last(mask.expand(x.shape), dim)
+        mask = last(mask if mask.shape == x.shape else mask.expand(x.shape), dim)
     x = last(x if x.dtype == dtype else x.to(dtype), dim)
-    return Rows(x, _per_row(k, x), _positive(temperature, x), mask)
+    k = per_row(k, x) if isinstance(k, Tensor) else float(k)
+    return Rows(x, k, _positive(temperature, x), mask)
 
 
 def per_entry(value: Tensor, x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """A tensor that broadcasts to `x`, with `dim` last."""
+    """Return a tensor that broadcasts to `x` with `dim` last."""
     return last(value.to(dtype).expand(x.shape), dim)
 
 
+def per_row(value: float | Tensor, x: Tensor) -> Tensor:
+    """Return a number, or a tensor that broadcasts to the rows of x (…, n), as float64 (…); a view."""
+    if not isinstance(value, Tensor):
+        value = torch.full((), value, dtype=torch.float64, device=x.device)
+    elif value.dtype != torch.float64:
+        value = value.to(torch.float64)
+    return value if value.shape == x.shape[:-1] else value.expand(x.shape[:-1])
+
+
 def from_rows(y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """Undo `to_rows` for a result of shape (…, n)."""
+    """Undo `to_rows` for a result of shape (…, n); contiguous, as from torch's own functions."""
     if dim not in (-1, y.ndim - 1):
-        y = y.movedim(-1, dim)
+        y = y.movedim(-1, dim).contiguous()
     return y if y.dtype == dtype else y.to(dtype)
 
 
 def last(t: Tensor, dim: int) -> Tensor:
-    """`dim` moved to the end."""
+    """Move `dim` to the end."""
     return t if dim in (-1, t.ndim - 1) else t.movedim(dim, -1)
 
 
-def _per_row(value: float | Tensor, x: Tensor) -> Tensor:
-    """A number or a broadcastable tensor as float64 of the batch shape."""
-    batch = x.shape[:-1]
-    if isinstance(value, Tensor):
-        return value.to(torch.float64).expand(batch)
-    return torch.full(batch, float(value), dtype=torch.float64, device=x.device)
-
-
-def normal(temperature: float, dtype: torch.dtype) -> float:
-    """A positive number within the normal range of the dtype.
+def _positive(temperature: float | Tensor, x: Tensor) -> float | Tensor:
+    """Return T within the normal range of x's dtype; a tensor is NaN where it is not positive.
 
     1e-50 would round to 0 in float32, and (x − τ)/0 has no sign; the smallest normal number is hard enough.
     """
-    info = torch.finfo(dtype)
-    return min(max(float(temperature), info.tiny), info.max)
-
-
-def _positive(temperature: float | Tensor, x: Tensor) -> Tensor:
-    if not isinstance(temperature, Tensor):
-        return _per_row(normal(temperature, x.dtype), x)
-    rows, info = _per_row(temperature, x), torch.finfo(x.dtype)
-    return torch.where(rows > 0, rows.clamp(info.tiny, info.max), torch.nan)
+    least, most = _NORMAL[x.dtype]
+    if isinstance(temperature, Tensor):
+        rows = per_row(temperature, x)
+        return torch.where(rows > 0, rows.clamp(least, most), torch.nan)
+    temperature = float(temperature)
+    return min(max(temperature, least), most) if temperature > 0 else math.nan

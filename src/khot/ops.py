@@ -1,31 +1,255 @@
-"""The torch.library ops around the solvers: opaque to autograd, vmap and compile; the dispatcher chooses the kernel.
+"""The torch.library ops around the solvers: schemas, fakes, vmap rules, derivatives, and the table of backends.
 
-The kernels given here are eager torch that never reads a value on the host, and serve every device; `khot.kernels`
-takes the CPU over.
+An op is opaque to compile, export and vmap, and carries its own derivatives of both modes, so that a graph that holds
+it can be trained wherever it goes. `topk`, `margin` and `hard_topk` here are what the rest of khot calls: they take the
+one short cut around the dispatcher, for ordinary CPU tensors while nothing watches, because the dispatcher takes longer
+than a small row does. The kernels given to all devices are eager torch that never reads a value on the host;
+`khot.kernels` takes the CPU over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.compiler import is_compiling
+from torch.nn import Parameter
 
-from ._math import implicit, noise, select, threshold
+from . import _torch
+from ._math import cdfs, implicit, noise, select, threshold
 from ._math import pivotal as _pivotal
 from ._math import systematic as _systematic
+from ._math.cdfs import Cdf, cdf_by_name
+from ._shape import per_row
+from ._torch import dispatch_keys, dispatch_modes, forward_level, function_modes, is_tracing, transforms_active
+from .kernels import _native
 
 LIBRARY = torch.library.Library("khot", "DEF")
+HAS_NATIVE = _native.LIBRARY is not None
+
+# ── the short cut ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_PLAIN = [dispatch_keys(torch.empty(0, device="cpu"))]
+with torch.inference_mode():
+    _PLAIN.append(dispatch_keys(torch.empty(0, device="cpu")))
 
 
-def _define(name: str, signature: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
-    """Define an op whose tensors all have the batch dimensions first; other arguments are numbers or None."""
+def is_watched() -> bool:
+    """Return whether a tracer or a transform must see each op."""
+    return is_compiling() or transforms_active() or is_tracing()
+
+
+def is_plain(*values: Any) -> bool:
+    """Return whether a kernel may be called on these without the dispatcher; what is no tensor may always be.
+
+    It may for dense CPU tensors while no tracer, transform, mode or forward-mode differentiation is active.
+    """
+    if is_watched() or dispatch_modes() or function_modes() or forward_level(forward_ad) >= 0:
+        return False
+    for value in values:
+        kind = type(value)
+        if kind is Tensor or kind is Parameter:
+            if dispatch_keys(value) not in _PLAIN:
+                return False
+        elif isinstance(value, Tensor):
+            return False
+    return True
+
+
+def constant(value: float | Tensor) -> float | Tensor:
+    """Return the number in an ordinary CPU tensor of one element that needs no gradient; else the value as it is."""
+    if isinstance(value, Tensor) and not value.requires_grad and value.numel() == 1 and is_plain(value):
+        return value.item()
+    return value
+
+
+def _differentiates(*values: Any) -> bool:
+    if torch.is_grad_enabled():
+        for value in values:
+            if isinstance(value, Tensor) and value.requires_grad:
+                return True
+    return forward_level(forward_ad) >= 0
+
+
+# ── what khot calls ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def topk(x: Tensor, k: float | Tensor, temperature: float | Tensor, mask: Tensor | None, cdf: Cdf) -> Tensor:
+    """Return y = F((x − τ)/T) along the last dim, differentiable in x, k and T.
+
+    Args:
+        x: (…, n) float32 or float64.
+        k, temperature: numbers, or (…) float64.
+        mask: (…, n) bool or None.
+        cdf: F; it has F′ as a function of y.
+    """
+    if is_watched():
+        y: Tensor = _topk(x, per_row(k, x), per_row(temperature, x), mask, cdf.name)
+    elif _differentiates(x, k, temperature):
+        y = _TopK.apply(x, k, temperature, mask, cdf.name)
+    else:
+        y = _solve(x, k, temperature, mask, cdf.name)
+    return y
+
+
+def margin(
+    x: Tensor, k: float | Tensor, temperature: float | Tensor, mask: Tensor | None, costs: Tensor | None, cdf: Cdf
+) -> Tensor:
+    """Return z = (x − τ)/T along the last dim, differentiable in x, k, T and costs; ±inf where y is exactly 1 or 0.
+
+    Arguments are those of `topk`, and the costs (…, n) or None.
+    """
+    k, temperature = per_row(k, x), per_row(temperature, x)
+    if is_watched():
+        z: Tensor = _margin(x, k, temperature, mask, costs, cdf.name)
+    elif _differentiates(x, k, temperature, costs):
+        z = _Margin.apply(x, k, temperature, mask, costs, cdf.name)
+    else:
+        with _torch.next_level():
+            z = _margin(x, k, temperature, mask, costs, cdf.name)
+    return z
+
+
+def hard_topk(x: Tensor, k: float | Tensor, mask: Tensor | None) -> Tensor:
+    """Return ones at the k largest scores of each row (…, n), without a gradient; k is a number or (…) float64."""
+    if HAS_NATIVE and is_plain(x, k, mask):
+        return _native.hard_topk(x, k, mask)
+    chosen: Tensor = _hard_topk(x, per_row(k, x), mask)
+    return chosen
+
+
+def _solve(x: Tensor, k: float | Tensor, temperature: float | Tensor, mask: Tensor | None, cdf: str) -> Tensor:
+    """Return y by the CPU's kernel, or by the op below autograd."""
+    if HAS_NATIVE and cdf in _native.CDFS and is_plain(x, k, temperature, mask):
+        return _native.native_topk(x, k, temperature, mask, cdf)
+    k, temperature = per_row(k, x), per_row(temperature, x)
+    with _torch.next_level():
+        y: Tensor = _topk(x, k, temperature, mask, cdf)
+    return y
+
+
+def _pull(g: Tensor, y: Tensor, temperature: float | Tensor, cdf: str) -> Tensor:
+    """Return the cotangent of x for that of y: what a training step needs, and what a kernel fuses."""
+    if HAS_NATIVE and cdf in _native.CDFS and is_plain(g, y, temperature):
+        return _native.native_pull(g, y, temperature, None, cdf)
+    dx: Tensor = _topk_pull(g, y, per_row(temperature, y), cdf)
+    return dx
+
+
+# ── derivatives ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _TopK(torch.autograd.Function):
+    """(x, k, T, mask, cdf) → y; saves y, which autograd tracks, so that backward has a derivative too.
+
+    From y alone the derivative in k is lost where an entry rounds to 1 and its counterpart does not round to 0, so it
+    is taken from the margins, which are solved for again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, k: float | Tensor, temperature: float | Tensor, mask: Tensor | None, cdf: str
+    ) -> Tensor:
+        y = _solve(x, k, temperature, mask, cdf)
+        ctx.set_materialize_grads(False)
+        ctx.cdf, needs = cdf_by_name(cdf), ctx.needs_input_grad
+        ctx.temperature = None if needs[2] else temperature  # a number, or a tensor of khot's own that nobody changes
+        rest = (x, k, mask) if needs[1] else ()
+        ctx.save_for_backward(y, temperature if needs[2] else None, *rest)
+        ctx.save_for_forward(y, *(t if isinstance(t, Tensor) else None for t in (temperature, x, k, mask)))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
+        if g is None:
+            return None, None, None, None, None
+        y, heat, *rest = ctx.saved_tensors
+        temperature = ctx.temperature if heat is None else heat
+        if heat is None and not rest and not torch.is_grad_enabled():
+            return _pull(g, y, temperature, ctx.cdf.name), None, None, None, None
+        dx, dk, dt = implicit.pull_value(g, _at_value(y, temperature, ctx.cdf, *rest))
+        return dx, dk if rest else None, None if heat is None else dt, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Tensor | None, dk: Tensor | None, dt: Tensor | None, *_: None) -> Tensor:
+        y, heat, *rest = _torch.primals(ctx.saved_tensors)
+        with _torch.next_tangents():
+            at = _at_value(y, ctx.temperature if heat is None else heat, ctx.cdf, *(() if dk is None else rest))
+            return implicit.push_value(*_tangents(y, dx, dk, dt), at)
+
+
+def _at_value(y: Tensor, temperature: float | Tensor, cdf: Cdf, *solved: Any) -> implicit.Linear:
+    """Return what the derivative at y needs, from y, or from the margins of the rows (x, k, mask) if they are given."""
+    if not solved:
+        return implicit.at_value(y, temperature, cdf)
+    x, k, mask = solved
+    return implicit.at_margin(margin(x, k, temperature, mask, None, cdf), temperature, None, cdf)
+
+
+class _Margin(torch.autograd.Function):
+    """(x, k, T, mask, costs, cdf) → z."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, costs: Tensor | None, cdf: str
+    ) -> Tensor:
+        with _torch.next_level():
+            z: Tensor = _margin(x, k, temperature, mask, costs, cdf)
+        ctx.save_for_backward(z, temperature, costs)
+        ctx.save_for_forward(z, temperature, costs)
+        ctx.cdf = cdf_by_name(cdf)
+        return z
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        z, temperature, costs = ctx.saved_tensors
+        at = implicit.at_margin(z, temperature, costs, ctx.cdf)
+        dx, dk, dt = implicit.pull(torch.where(z.isinf(), 0.0, g), at)
+        dc = None if costs is None else -dk.unsqueeze(-1) * cdfs.value(ctx.cdf, z)
+        return dx, dk, dt, None, dc, None
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Tensor | None, dk: Tensor | None, dt: Tensor | None, *others: Any) -> Tensor:
+        z, temperature, costs = _torch.primals(ctx.saved_tensors)
+        with _torch.next_tangents():
+            dx, dk, dt = _tangents(z, dx, dk, dt)
+            if others[1] is not None:
+                dk = dk - (cdfs.value(ctx.cdf, z) * others[1]).sum(-1, keepdim=True)
+            dz = implicit.push(dx, dk, dt, implicit.at_margin(z, temperature, costs, ctx.cdf))
+            return torch.where(z.isinf(), 0.0, dz)
+
+
+def _tangents(like: Tensor, dx: Tensor | None, dk: Tensor | None, dt: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the tangents in the shapes that `implicit.push` takes; 0 for none."""
+    zero = like.new_zeros(())
+    dk, dt = (zero if t is None else t.to(like.dtype).unsqueeze(-1) for t in (dk, dt))
+    return zero if dx is None else dx, dk, dt
+
+
+# ── schemas, fakes, vmap rules ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _define(
+    name: str,
+    signature: str,
+    kernel: Callable[..., Any],
+    fake: Callable[..., Any],
+    derivative: type[torch.autograd.Function] | None = None,
+) -> Callable[..., Any]:
+    """Define an op whose tensors all have the batch dimensions first; other arguments are numbers, strings or None."""
     LIBRARY.define(name + signature)
     LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
     op: Callable[..., Any] = getattr(torch.ops.khot, name).default
     torch.library.register_fake(f"khot::{name}", fake, lib=LIBRARY)
+
+    def differentiated(*arguments: Any) -> Any:
+        if derivative is not None:
+            return _torch.derive(derivative, *arguments)
+        with _torch.next_level():  # a constant
+            return op(*arguments)
 
     def batched(info: Any, dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
         def lead(t: Any, dim: int | None) -> Any:
@@ -33,42 +257,60 @@ def _define(name: str, signature: str, kernel: Callable[..., Any], fake: Callabl
                 return t
             return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
 
-        result = op(*(lead(t, dim) for t, dim in zip(arguments, dims, strict=True)))
-        return result, 0 if isinstance(result, Tensor) else (0,) * len(result)
+        return op(*(lead(t, dim) for t, dim in zip(arguments, dims, strict=True))), 0
 
+    LIBRARY.impl(name, differentiated, "Autograd")
     torch.library.register_vmap(f"khot::{name}", batched, lib=LIBRARY)
     return op
 
 
-def _empty(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    return torch.empty(like.shape, dtype=dtype or like.dtype, device=like.device)
+def _like(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-# x (…, n), k (…) float64, T (…) float64, mask (…, n) or None, and the name of the cdf → y (…, n)
-topk = _define(
-    "topk",
-    "(Tensor x, Tensor k, Tensor temperature, Tensor? mask, int cdf, float p) -> Tensor",
-    partial(threshold.topk, early_stop=False),
-    lambda x, k, temperature, mask, cdf, p: _empty(x),
-)
-# g (…, n), y (…, n), T (…) float64, and the name of the cdf → (…, n), (…) float64
-topk_pull = _define(
-    "topk_pull",
-    "(Tensor g, Tensor y, Tensor temperature, int cdf, float p) -> (Tensor, Tensor)",
-    implicit.topk_pull,
-    lambda g, y, temperature, cdf, p: (_empty(y), _empty(temperature, torch.float64)),
+def _eager_topk(
+    x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, cdf: str, early_stop: bool = False
+) -> Tensor:
+    return threshold.topk(x, k, temperature, mask, cdf_by_name(cdf), early_stop=early_stop)
+
+
+def _eager_margin(
+    x: Tensor,
+    k: Tensor,
+    temperature: Tensor,
+    mask: Tensor | None,
+    costs: Tensor | None,
+    cdf: str,
+    early_stop: bool = False,
+) -> Tensor:
+    return threshold.margin(x, k, temperature, mask, costs, cdf_by_name(cdf), early_stop=early_stop)
+
+
+def _eager_pull(g: Tensor, y: Tensor, temperature: Tensor, cdf: str) -> Tensor:
+    return implicit.pull_value(g, implicit.at_value(y, temperature, cdf_by_name(cdf)))[0].contiguous()
+
+
+# x (…, n), k (…) float64, T (…) float64, mask (…, n) or None, the name of the cdf → y (…, n)
+_topk = _define(
+    "topk", "(Tensor x, Tensor k, Tensor temperature, Tensor? mask, str cdf) -> Tensor", _eager_topk, _like, _TopK
 )
 # as topk, with costs (…, n) or None → z (…, n)
-margin = _define(
+_margin = _define(
     "margin",
-    "(Tensor x, Tensor k, Tensor temperature, Tensor? mask, Tensor? costs, int cdf, float p) -> Tensor",
-    partial(threshold.margin, early_stop=False),
-    lambda x, k, temperature, mask, costs, cdf, p: _empty(x),
+    "(Tensor x, Tensor k, Tensor temperature, Tensor? mask, Tensor? costs, str cdf) -> Tensor",
+    _eager_margin,
+    _like,
+    _Margin,
 )
-# (x (…, n), k (…) float64, mask (…, n) or None) → (…, n)
-hard_topk = _define(
-    "hard_topk", "(Tensor x, Tensor k, Tensor? mask) -> Tensor", select.k_hot, lambda x, k, mask: _empty(x)
+# g (…, n), y (…, n), T (…) float64, the name of the cdf → (…, n)
+_topk_pull = _define(
+    "topk_pull",
+    "(Tensor g, Tensor y, Tensor temperature, str cdf) -> Tensor",
+    _eager_pull,
+    lambda g, y, temperature, cdf: _like(y),
 )
+# x (…, n), k (…) float64, mask (…, n) or None → (…, n)
+_hard_topk = _define("hard_topk", "(Tensor x, Tensor k, Tensor? mask) -> Tensor", select.k_hot, _like)
 
 
 def _define_sampler(name: str, signature: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,3 +335,33 @@ systematic = _define_sampler(
 order = _define_sampler("order", "(Tensor keys, int n) -> Tensor", noise.order)
 # seed () → (count,) float64
 uniform = _define_sampler("uniform", "(Tensor seed, int stream, int count) -> Tensor", noise.uniform)
+
+# ── backends ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _cpu_topk(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, cdf: str) -> Tensor:
+    if HAS_NATIVE and cdf in _native.CDFS:
+        return _native.native_topk(x, k, temperature, mask, cdf)
+    return _eager_topk(x, k, temperature, mask, cdf, early_stop=True)
+
+
+def _cpu_margin(
+    x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, costs: Tensor | None, cdf: str
+) -> Tensor:
+    if HAS_NATIVE and costs is None and cdf == "sigmoid" and x.numel():
+        return _native.margin(x, k, temperature, mask)
+    return _eager_margin(x, k, temperature, mask, costs, cdf, early_stop=True)
+
+
+def _cpu_pull(g: Tensor, y: Tensor, temperature: Tensor, cdf: str) -> Tensor:
+    if cdf in _native.CDFS:
+        return _native.native_pull(g, y, temperature, None, cdf)
+    return _eager_pull(g, y, temperature, cdf)
+
+
+LIBRARY.impl("topk", _cpu_topk, "CPU")
+LIBRARY.impl("margin", _cpu_margin, "CPU")
+if HAS_NATIVE:
+    LIBRARY.impl("topk_pull", _cpu_pull, "CPU")
+    for _name in ("hard_topk", "pivotal", "systematic", "uniform", "order"):
+        LIBRARY.impl(_name, getattr(_native, _name), "CPU")

@@ -32,9 +32,9 @@ from ._layers import takes_bias as takes_bias
 from ._layers import takes_scores as takes_scores
 from ._layers import tensors as tensors
 from ._tensors import broadcast as broadcast
+from ._tensors import call as call
 from ._tensors import costs as costs
 from ._tensors import count as count
-from ._tensors import forward_mode as forward_mode
 from ._tensors import last_dim as last_dim
 from ._tensors import mask as mask
 from ._tensors import same_device as same_device
@@ -52,7 +52,6 @@ from ._values import at_most as at_most
 from ._values import even as even
 from ._values import fraction as fraction
 from ._values import instance as instance
-from ._values import is_cdf as is_cdf
 from ._values import is_file as is_file
 from ._values import not_negative as not_negative
 from ._values import one_number as one_number

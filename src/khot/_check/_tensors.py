@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from ._values import number, positive, whole
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
 def scores(x: Any, dim: int, name: str = "x") -> None:
@@ -23,12 +24,11 @@ def scores(x: Any, dim: int, name: str = "x") -> None:
         )
     if x.ndim == 0:
         raise ValueError(f"`{name}` must have at least one dimension; got a 0-dimensional tensor.")
-    if type(dim) is not int:
+    if isinstance(dim, bool) or not isinstance(dim, Integral):
         raise TypeError(f"`dim` must be an int; got {type(dim).__name__}.")
-    if not -x.ndim <= dim < x.ndim:
-        raise IndexError(
-            f"`dim` must satisfy {-x.ndim} ≤ dim < {x.ndim} (`{name}` has {x.ndim} dimensions); got {dim}."
-        )
+    ndim = x.ndim
+    if not -ndim <= dim < ndim:
+        raise IndexError(f"`dim` must satisfy {-ndim} ≤ dim < {ndim} (`{name}` has {ndim} dimensions); got {dim}.")
 
 
 def count(k: Any, x: Tensor, dim: int, *, integral: bool = False, is_budget: bool = False) -> None:
@@ -52,6 +52,20 @@ def count(k: Any, x: Tensor, dim: int, *, integral: bool = False, is_budget: boo
         raise ValueError(f"`k` must satisfy 0 ≤ k ≤ {n} (size of dim {dim}); got {k}.")
     if integral and int(k) != k:
         raise ValueError(f"`k` must be a whole number, because a hard selection has no fractions; got {k}.")
+
+
+def call(x: Any, k: Any, dim: int, heat: Any, allowed: Any = None, price: Any = None) -> None:
+    """Raise unless the arguments of a relaxation are legal: scores, k, `dim`, temperature, mask and costs."""
+    scores(x, dim)
+    if price is not None:
+        costs(price, x)
+        count(k, x, dim, is_budget=True)
+    elif type(k) is not int or not 0 <= k <= x.shape[dim]:  # what is common is quick
+        count(k, x, dim)
+    if type(heat) is not float or not heat > 0:
+        temperature(heat, x, dim)
+    if allowed is not None:
+        mask(allowed, x)
 
 
 def temperature(value: Any, x: Tensor, dim: int) -> None:
@@ -148,15 +162,6 @@ def same_device(name: str, value: Tensor, x: Tensor, x_name: str = "x") -> None:
         raise ValueError(
             f"`{name}` must be on the device of `{x_name}`, {x.device}; got {value.device}. "
             f"Use `{name}.to({x_name}.device)`."
-        )
-
-
-def forward_mode(is_nested: bool) -> None:
-    """Raise if forward mode is over forward mode, where torch drops a Function's second tangent without a word."""
-    if is_nested:
-        raise NotImplementedError(
-            "Forward mode over forward mode (jacfwd of jacfwd) is not possible with torch's custom functions. "
-            "Use torch.func.hessian, jacfwd(jacrev) or jacrev(jacfwd)."
         )
 
 

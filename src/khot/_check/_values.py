@@ -6,7 +6,6 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 
@@ -45,16 +44,6 @@ def above(name: str, value: Any, bound: float) -> None:
     number(name, value, "a number")
     if not bound < value < float("inf"):
         raise ValueError(f"`{name}` must be > {bound} and finite; got {value}.")
-
-
-def is_cdf(values: Tensor) -> None:
-    """Raise unless the values at rising points are those of a cdf."""
-    ends = torch.tensor([0.0, 1.0], dtype=values.dtype)
-    if not (values.diff() >= 0).all() or not torch.allclose(values[[0, -1]], ends, rtol=0, atol=1e-3):
-        raise ValueError(
-            "`cdf` must rise from 0 to 1, elementwise; "
-            f"at −1e30, −1e3, −10, −1, 0, 1, 10, 1e3, 1e30 got {values.tolist()}."
-        )
 
 
 def whole(name: str, value: Any, most: int, what: str) -> None:

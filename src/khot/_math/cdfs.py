@@ -1,13 +1,16 @@
 """The cdfs of the family: a relaxation y = F((x − τ)/T) is an F, and this is all that is needed of it.
 
-Functions of F are elementwise torch, differentiable as often as F is; they see finite z only.
+Functions of F are elementwise torch operations, differentiable as often as F is; they see finite z only. Ops and saved
+programs name a cdf by a string, because a number would mean another cdf in another process.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -15,6 +18,7 @@ from torch.nn.functional import logsigmoid
 
 REACH = 69.0  # e^69 = 1e30: as far as F is looked at
 HALVINGS = 52
+CHUNK = 512  # so many float32 numbers are summed before the sum is put into float64
 Elementwise = Callable[[Tensor], Tensor]
 
 
@@ -29,9 +33,12 @@ class Tails(NamedTuple):
     """F′; 0 at ±inf."""
 
 
-class Cdf(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Cdf:
     """A distribution function F."""
 
+    name: str
+    """What ops and saved programs call it."""
     cdf: Elementwise
     """F(z), to all digits however small."""
     survival: Elementwise
@@ -49,7 +56,7 @@ class Cdf(NamedTuple):
     log_tail: Elementwise | None = None
     """log F(z) for z < 0, if F is symmetric with exponential tails: for rows in which F underflows."""
     log_density: Elementwise | None = None
-    """log F′(z), if weights are wanted where F′ underflows."""
+    """log F′(z), for weights where F′ underflows."""
     slope_at: Elementwise | None = None
     """F′ as a function of y = F(z), for y in (0, 1): then y alone is saved for backward."""
     steer: Elementwise | None = None
@@ -68,6 +75,10 @@ def _laplace(z: Tensor) -> Tensor:
 
 def _laplace_quantile(p: Tensor) -> Tensor:
     return torch.where(p < 0.5, (2 * p).log(), -(2 * (1 - p)).log())
+
+
+def _normal(z: Tensor) -> Tensor:
+    return 0.5 * torch.special.erfc(z * -math.sqrt(0.5))  # ndtr is ½ + ½erf below 0, which cancels
 
 
 def _normal_density(z: Tensor) -> Tensor:
@@ -93,6 +104,7 @@ def _cauchy_density(z: Tensor) -> Tensor:
 
 
 SIGMOID = Cdf(
+    "sigmoid",
     torch.sigmoid,
     lambda z: torch.sigmoid(-z),
     _sigmoid_density,
@@ -103,6 +115,7 @@ SIGMOID = Cdf(
     log_density=lambda z: logsigmoid(z) + logsigmoid(-z),
 )
 LAPLACE = Cdf(
+    "laplace",
     _laplace,
     lambda z: _laplace(-z),
     lambda z: 0.5 * (-z.abs()).exp(),
@@ -110,16 +123,20 @@ LAPLACE = Cdf(
     tails=_about_zero(lambda z: (z.exp_().mul_(0.5),) * 2),
     slope_at=lambda y: torch.minimum(y, 1 - y),
     log_tail=lambda z: z - math.log(2),
+    log_density=lambda z: -z.abs() - math.log(2),
 )
 NORMAL = Cdf(
-    torch.special.ndtr,
-    lambda z: torch.special.ndtr(-z),
+    "normal",
+    _normal,
+    lambda z: _normal(-z),
     _normal_density,
     torch.special.ndtri,
-    tails=_about_zero(lambda z: (torch.special.ndtr(z), _normal_density(z))),
+    tails=_about_zero(lambda z: (_normal(z), _normal_density(z))),
+    log_density=lambda z: -0.5 * z.square() - 0.5 * math.log(2 * math.pi),
     slope_at=lambda y: _normal_density(torch.special.ndtri(y)),
 )
 CAUCHY = Cdf(
+    "cauchy",
     _cauchy,
     lambda z: _cauchy(-z),
     _cauchy_density,
@@ -130,7 +147,7 @@ CAUCHY = Cdf(
 
 
 def power(p: float) -> Cdf:
-    """clip(z, 0, 1)^(1/(p − 1)), whose Ω is the p-norm; p = 2 is the Euclidean projection."""
+    """Return the cdf clip(z, 0, 1)^(1/(p − 1)), whose Ω is the p-norm; p = 2 is the Euclidean projection."""
     exponent, center = 1 / (p - 1), 0.5 ** (p - 1)
 
     def between(z: Tensor) -> Tensor:
@@ -150,6 +167,7 @@ def power(p: float) -> Cdf:
         return Tails(above, (above - inside**exponent).abs_(), density.mul_(is_inside))
 
     return Cdf(
+        "euclidean" if p == 2 else f"power:{p!r}",
         lambda z: extended(z, between(z) ** exponent, 0.0, 1.0),
         lambda z: extended(z, -torch.expm1(exponent * between(z).log()), 1.0, 0.0),
         lambda z: extended(z, exponent * between(z) ** (exponent - 1), 0.0, 0.0),
@@ -163,25 +181,75 @@ def power(p: float) -> Cdf:
 
 EUCLIDEAN = power(2.0)
 
-REGISTRY: list[Cdf] = [SIGMOID, LAPLACE, NORMAL, CAUCHY, EUCLIDEAN]
-"""An op names a cdf by its place here, or by `POWER_PLACE` and its p."""
-SIGMOID_PLACE, LAPLACE_PLACE, NORMAL_PLACE, CAUCHY_PLACE, EUCLIDEAN_PLACE = range(5)
-POWER_PLACE = -1
+_NAMED: WeakValueDictionary[str, Cdf] = WeakValueDictionary()  # holds no cdf that nobody else does
+_BUILT_IN = (SIGMOID, LAPLACE, NORMAL, CAUCHY, EUCLIDEAN)
 
 
-def find(place: int, p: float) -> Cdf:
-    """The cdf that is so named."""
-    return power(p) if place == POWER_PLACE else REGISTRY[place]
+def register(cdf: Cdf) -> Cdf:
+    """Make a cdf known by its name for as long as it lives; return it, or an equal one that is known already."""
+    return _NAMED.setdefault(cdf.name, cdf)
 
 
-def register(cdf: Cdf) -> int:
-    """A new place in the registry."""
-    REGISTRY.append(cdf)
-    return len(REGISTRY) - 1
+for _cdf in _BUILT_IN:
+    register(_cdf)
+
+
+def cdf_by_name(name: str) -> Cdf:
+    """Look up a cdf by its name."""
+    if name.startswith("power:"):
+        return power(float(name.removeprefix("power:")))
+    cdf = _NAMED.get(name)
+    if cdf is None:
+        raise LookupError(
+            f"The relaxation {name!r} does not exist in this process. If the program was exported or saved with a "
+            "`khot.relaxation` of your own, make that relaxation, from the same functions and with the same `name`, "
+            "before you run the program."
+        )
+    return cdf
+
+
+class TailSums(NamedTuple):
+    """Weighted with the costs; all (…, 1) float64."""
+
+    excess: Tensor
+    """N − k, N the scores above the median of F."""
+    lower: Tensor
+    """Σ F below."""
+    upper: Tensor
+    """Σ 1 − F above."""
+    lower_slope: Tensor
+    """Σ F′ below."""
+    upper_slope: Tensor
+    """Σ F′ above."""
+
+
+def tails_at(cdf: Cdf, z: Tensor) -> Tails:
+    """Return both tails for z that may be infinite."""
+    if cdf.tails is not None:
+        return cdf.tails(z)
+    infinite, is_above = z.isinf(), z > cdf.center
+    finite = torch.where(infinite, cdf.center, z)
+    tail = torch.where(is_above, cdf.survival(finite), cdf.cdf(finite)).masked_fill(infinite, 0.0)
+    return Tails(is_above.to(z.dtype), tail, (cdf.steer or cdf.density)(finite).masked_fill(infinite, 0.0))
+
+
+def tail_sums(at: Tails, k: Tensor, costs: Tensor | None) -> TailSums:
+    """Return what the tails sum to, for k (…, 1)."""
+    count, tail, density = at if costs is None else (costs * part for part in at)
+    upper, upper_slope = row_sum(tail * at.above), row_sum(density * at.above)
+    lower, lower_slope = (row_sum(tail) - upper).clamp(min=0), (row_sum(density) - upper_slope).clamp(min=0)
+    return TailSums(row_sum(count) - k, lower, upper, lower_slope, upper_slope)
+
+
+def quantile(cdf: Cdf, share: Tensor) -> Tensor:
+    """Return F⁻¹; shares that round to 0 or 1 are moved inside."""
+    info = torch.finfo(share.dtype)
+    share = share.clamp(info.tiny, 1 - info.eps)
+    return bisect(cdf.cdf, share) if cdf.quantile is None else cdf.quantile(share)
 
 
 def bisect(cdf: Elementwise, share: Tensor) -> Tensor:
-    """F⁻¹ by halving within ±1e30, for shares in (0, 1)."""
+    """Return F⁻¹ by halving within ±1e30, for shares in (0, 1)."""
     low, high = torch.full_like(share, -REACH), torch.full_like(share, REACH)
 
     def spread(t: Tensor) -> Tensor:
@@ -215,3 +283,18 @@ def slope(cdf: Cdf, z: Tensor) -> Tensor:
     infinite = z.isinf()
     density = cdf.density(torch.where(infinite, cdf.center, z))
     return torch.where(infinite, 0.0, density)
+
+
+def row_sum(t: Tensor) -> Tensor:
+    """Sum over the last dim in float64, shape (…, 1).
+
+    A float32 row is summed in float32 chunks whose partial sums are added in float64: as accurate as
+    `sum(dtype=float64)` to within a rounding of a chunk, and several times as fast.
+    """
+    n = t.shape[-1]
+    if t.dtype == torch.float64 or n <= CHUNK:
+        return t.sum(-1, keepdim=True, dtype=torch.float64)
+    in_chunks = n // CHUNK * CHUNK
+    total = t.narrow(-1, 0, in_chunks).unflatten(-1, (-1, CHUNK)).sum(-1).sum(-1, keepdim=True, dtype=torch.float64)
+    rest = t.narrow(-1, in_chunks, n - in_chunks) if in_chunks < n else None
+    return total if rest is None else total + rest.sum(-1, keepdim=True, dtype=torch.float64)

@@ -1,8 +1,8 @@
 """Derivatives of y = F(z), z = (x − τ)/T with Σ c·y = k, in the last dim; costs c are 1 where there are none.
 
-With v = c·F'(z), S = Σv and w = v/S, everything follows from one line:
+With v = F'(z), S = Σ c·v and w = c·v/S, everything follows from one line:
 
-    dz = u − ⟨w, u⟩ + (dk − ⟨y, dc⟩)/S,   u = (dx − z·dT)/T,   and   dy = F'(z)·dz.
+    dz = u − ⟨w, u⟩ + (dk − ⟨y, dc⟩)/S,   u = (dx − z·dT)/T,   and   dy = v·dz.
 
 All of it is plain differentiable torch, so that backward has a derivative too.
 """
@@ -14,8 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .cdfs import Cdf, find, slope
-from .sums import row_sum
+from .cdfs import Cdf, row_sum, slope
 
 
 class Linear(NamedTuple):
@@ -23,59 +22,81 @@ class Linear(NamedTuple):
 
     z: Tensor
     """(…, n) margins, finite: where one is infinite its v is 0."""
+    slope: Tensor
+    """(…, n) v."""
     weight: Tensor
-    """(…, n) w; 0 in a saturated row."""
+    """(…, n) w, which sums to 1; 0 in a saturated row."""
     total: Tensor
     """(…, 1) S."""
     scale: Tensor
-    """(…, 1) T."""
+    """(…, 1) T, or one number."""
+
+
+def at_value(y: Tensor, temperature: Tensor | float, cdf: Cdf) -> Linear:
+    """Return the derivative's parts from y = F(z) (…, n) and T (…) alone; F has a quantile and F′ as a function of y.
+
+    An entry that has rounded to 0 or 1 has no slope.
+    """
+    assert cdf.slope_at is not None
+    assert cdf.quantile is not None
+    is_open = (y > 0) & (y < 1)
+    inner = torch.where(is_open, y, 0.5)  # a number that harms no derivative
+    v = torch.where(is_open, cdf.slope_at(inner), 0.0 * y)  # NaN stays NaN
+    total = _sum(v)
+    return Linear(cdf.quantile(inner), v, _ratio(v, total), total, _scale(temperature, y))
+
+
+def at_margin(z: Tensor, temperature: Tensor | float, costs: Tensor | None, cdf: Cdf) -> Linear:
+    """Return the derivative's parts for any F from z (…, n): exact where y rounds, as long as F′ can be told."""
+    infinite = z.isinf()
+    finite = torch.where(infinite, cdf.center, z)
+    v = slope(cdf, z)
+    weighted = v if costs is None else costs * v
+    if cdf.log_density is None:
+        total = _sum(weighted)
+        return Linear(finite, v, _ratio(weighted, total), total, _scale(temperature, z))
+    log_v = cdf.log_density(finite) if costs is None else costs.log() + cdf.log_density(finite)
+    log_v = torch.where(infinite, -torch.inf, log_v)
+    is_saturated = infinite.all(-1, keepdim=True)
+    log_v = torch.where(is_saturated, 0.0, log_v)
+    weight = torch.where(is_saturated, 0.0, log_v.softmax(-1))  # sums to 1 however small v is
+    total = torch.where(is_saturated, 0.0, log_v.logsumexp(-1, keepdim=True).exp())
+    return Linear(finite, v, weight, total, _scale(temperature, z))
 
 
 def push(dx: Tensor, dk: Tensor, dt: Tensor, at: Linear) -> Tensor:
-    """dz for tangents dx (…, n), dk and dT (…, 1)."""
-    u = (dx - at.z * dt) / at.scale
-    return u - _sum(at.weight * u) + _ratio(dk, at.total)
+    """Return dz for tangents dx (…, n), dk and dT (…, 1)."""
+    return _centered(dx, dt, at) + _ratio(dk, at.total)
+
+
+def push_value(dx: Tensor, dk: Tensor, dt: Tensor, at: Linear) -> Tensor:
+    """Return dy = v·dz likewise, where v·dk/S is w·dk: finite in rows as sharp as can be."""
+    return at.slope * _centered(dx, dt, at) + at.weight * dk
 
 
 def pull(dz: Tensor, at: Linear) -> tuple[Tensor, Tensor, Tensor]:
-    """The transpose of `push`: cotangents of x (…, n), k and T (…)."""
+    """Return the cotangents of x (…, n), k and T (…) for that of z: the transpose of `push`."""
     mass = _sum(dz)
     dx = (dz - at.weight * mass) / at.scale
     return dx, _ratio(mass, at.total).squeeze(-1), -_sum(dx * at.z).squeeze(-1)
 
 
-def value(y: Tensor, temperature: Tensor, cdf: Cdf) -> tuple[Tensor, Linear]:
-    """v and the rest for y = F(z), from y (…, n) and T (…) alone; F has a quantile and F′ as a function of y."""
-    assert cdf.slope_at is not None
-    assert cdf.quantile is not None
-    info = torch.finfo(y.dtype)
-    inner = y.clamp(info.tiny, 1 - info.eps / 2)
-    v = torch.where((y <= 0) | (y >= 1), 0.0, cdf.slope_at(inner))
-    total = _sum(v)
-    return v, Linear(cdf.quantile(inner), _ratio(v, total), total, temperature.to(y.dtype).unsqueeze(-1))
+def pull_value(g: Tensor, at: Linear) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the cotangents of x (…, n), k and T (…) for that of y: the transpose of `push_value`."""
+    mean = _sum(at.weight * g)
+    dx = at.slope * (g - mean) / at.scale
+    return dx, mean.squeeze(-1), -_sum(dx * at.z).squeeze(-1)
 
 
-def margin(z: Tensor, temperature: Tensor, costs: Tensor | None, cdf: Cdf) -> Linear:
-    """The same for any F from z (…, n), with v·c for v where there are costs."""
-    infinite = z.isinf()
-    finite = torch.where(infinite, cdf.center, z)
-    scale = temperature.to(z.dtype).unsqueeze(-1)
-    if cdf.log_density is None:
-        v = slope(cdf, z) if costs is None else costs * slope(cdf, z)
-        total = _sum(v)
-        return Linear(finite, _ratio(v, total), total, scale)
-    log_v = cdf.log_density(finite) if costs is None else costs.log() + cdf.log_density(finite)
-    log_v = torch.where(infinite, -torch.inf, log_v)
-    log_total = log_v.logsumexp(-1, keepdim=True)
-    log_total = torch.where(log_total.isinf(), 0.0, log_total)
-    return Linear(finite, (log_v - log_total).exp(), log_total.exp(), scale)
+def _centered(dx: Tensor, dt: Tensor, at: Linear) -> Tensor:
+    u = (dx - at.z * dt) / at.scale
+    return u - _sum(at.weight * u)
 
 
-def topk_pull(g: Tensor, y: Tensor, temperature: Tensor, cdf: int, p: float) -> tuple[Tensor, Tensor]:
-    """Cotangents of x (…, n) and k (…) for that of y: what a training step needs, and what a kernel fuses."""
-    v, at = value(y, temperature, find(cdf, p))
-    dx, dk, _ = pull(v * g, at)
-    return dx.contiguous(), dk.to(torch.float64).contiguous()
+def _scale(temperature: Tensor | float, like: Tensor) -> Tensor:
+    if isinstance(temperature, Tensor):
+        return temperature.to(like.dtype).unsqueeze(-1)
+    return torch.full((), temperature, dtype=like.dtype, device=like.device)
 
 
 def _sum(t: Tensor) -> Tensor:
@@ -83,6 +104,6 @@ def _sum(t: Tensor) -> Tensor:
 
 
 def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    """a/b, and 0 for a saturated row, where b is 0 or so small that 1/b overflows."""
+    """Return a/b, and 0 for a saturated row, where b is 0 or so small that 1/b overflows."""
     is_saturated = b < torch.finfo(b.dtype).tiny
     return torch.where(is_saturated, 0.0, a / torch.where(is_saturated, 1.0, b))

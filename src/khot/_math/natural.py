@@ -21,7 +21,7 @@ def tilt(theta: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """
     one = torch.ones_like(k)
     with torch.no_grad():
-        z = ops.margin(theta.detach(), k, one, None, None, cdfs.SIGMOID_PLACE, 0.0)
+        z = ops.margin(theta.detach(), k, one, None, None, cdfs.SIGMOID)
         rank = torch.where(z.isfinite(), z.abs(), torch.inf)
         place = rank.argmin(-1, keepdim=True)
         is_finite = rank.gather(-1, place).isfinite()

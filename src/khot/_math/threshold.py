@@ -7,48 +7,50 @@
 No number near 1 is summed, so saturated rows keep all their digits; and ρ = log(left) − log(right) is nearly linear in
 τ even where Σ c·F(z) − k is flat, so that Newton's method crosses a plateau, where every y is 0 or 1 to machine
 precision, in one step.
+
+A threshold is carried as a **point** `anchor + T·shift`: the anchor is a number of the scores' own dtype (the one
+nearest to τ within the range of the scores), the shift is the small rest in units of T, in float64. Then
+`z = (x − anchor)/T − shift` has a relative error of a few roundings for every x, T and offset: `x − anchor` is one
+correctly rounded operation, and no cancellation can follow, since a score on the shift's side of the anchor is at least
+twice as far away as τ is.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from . import cdfs
-from .cdfs import SIGMOID, Cdf, bisect, find
-from .roots import Point, Residual, find_root, nearest
-from .sums import row_sum
+from .cdfs import SIGMOID, Cdf, row_sum
 
 SAMPLE = 8192  # a row four times as long is first solved on about this many of its scores
 MAX_STEPS = 1000  # the grid needs some thirty; a loop has a bound all the same
-UNSOLVED_IS_NAN = True  # off only to study what an inexact root costs: benchmarks/solver_error.py
 QUICK_STEPS = 4  # more are not quick
 FIXED_STEPS = 64  # without early stopping; the robustness grid needs about half. A row that needs more becomes NaN
+FEW = 64  # rows that are done are dropped only where at least so many are left
+NEAR = 1e-3  # a ρ that rounding may leave where F is steep
 
 
-def topk(
-    x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, cdf: int, p: float, *, early_stop: bool
-) -> Tensor:
-    """y = F((x − τ)/T) along the last dim.
+def topk(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, cdf: Cdf, *, early_stop: bool) -> Tensor:
+    """Return y = F((x − τ)/T) along the last dim.
 
     Args:
         x: (…, n) float32 or float64.
-        k, temperature: (…) float64.
+        k, temperature: (…) float64; T within the normal range of x's dtype, or NaN.
         mask: (…, n) bool or None.
-        cdf, p: the name of F, as `cdfs.find` takes it.
+        cdf: F.
         early_stop: stop when every row is solved, which reads from the device; else take a fixed number of steps.
     """
-    x, made = x.contiguous(), find(cdf, p)
+    x = x.contiguous()
     if x.numel() == 0:
         return torch.empty_like(x)
-    if early_stop and mask is None and made is SIGMOID:
+    if early_stop and mask is None and cdf is SIGMOID:
         y = _quickly(x, k.unsqueeze(-1), temperature.unsqueeze(-1))
         if y is not None:
             return y
-    z = _margins(solve(made, x, k, temperature, mask, None, early_stop=early_stop), temperature)
-    return value(made, z, k, None)
+    return value(cdf, margin(x, k, temperature, mask, None, cdf, early_stop=early_stop), k, None)
 
 
 def margin(
@@ -57,130 +59,117 @@ def margin(
     temperature: Tensor,
     mask: Tensor | None,
     costs: Tensor | None,
-    cdf: int,
-    p: float,
+    cdf: Cdf,
     *,
     early_stop: bool,
+    steps: int | None = None,
 ) -> Tensor:
-    """z = (x − τ)/T along the last dim, so that y = F(z); ±inf where y is exactly 1 or 0.
+    """Return z = (x − τ)/T along the last dim, so that y = F(z); ±inf where y is exactly 1 or 0.
 
-    Arguments as `topk`, and the costs (…, n) or None.
+    Args:
+        x, k, temperature, mask, cdf, early_stop: as for `topk`.
+        costs: (…, n) or None.
+        steps: if given, take at most so many steps and return where they end, solved or not.
     """
     x = x.contiguous()
     if x.numel() == 0:
         return torch.empty_like(x)
-    costs = None if costs is None else costs.contiguous()
-    return _margins(solve(find(cdf, p), x, k, temperature, mask, costs, early_stop=early_stop), temperature)
+    n = x.shape[-1]
+    rows = Rows(
+        x.view(-1, n),
+        k.reshape(-1, 1),
+        temperature.reshape(-1, 1),
+        None if costs is None else costs.contiguous().view(-1, n).to(x.dtype),
+    )
+    if mask is not None:
+        rows = rows._replace(x=rows.x.masked_fill(~mask.reshape(-1, n), -torch.inf))
+    root = solve(cdf, rows, early_stop=early_stop, steps=steps)
+    z = _margin_at(root.x, root.point, rows.temperature, torch.empty_like(root.x))
+    shift = root.point.shift.to(z.dtype)
+    z = torch.where(shift.isinf(), -shift, z)  # (x − anchor)/T may have overflowed to the other side
+    # Infinite scores go where they belong even if the threshold is infinite too.
+    return torch.where(root.x.isinf() & ~shift.isnan(), root.x, z).view(x.shape)
 
 
 def value(cdf: Cdf, z: Tensor, k: Tensor, costs: Tensor | None) -> Tensor:
-    """y = F(z), (…, n), with what rounding took from Σ c·y = k given back in proportion to F′.
+    """Return y = F(z), (…, n), with what rounding took from Σ c·y = k given back in proportion to F′.
 
     In float32 a rounding of z is many of y where F is steep on a logarithmic scale.
     """
-    tails = tails_at(cdf, z)
-    excess, lower, upper, lower_slope, upper_slope = tail_sums(tails, k.unsqueeze(-1), costs)
+    tails = cdfs.tails_at(cdf, z)
+    excess, lower, upper, lower_slope, upper_slope = cdfs.tail_sums(tails, k.unsqueeze(-1), costs)
     missing, total = upper - lower - excess, lower_slope + upper_slope
     step = torch.where(total > 0, missing / total, 0.0).to(z.dtype)
     return (tails.above - tails.tail).abs().add_(tails.density.mul(step)).clamp(0, 1)
 
 
 def smooth_value(cdf: Cdf, z: Tensor, k: Tensor, costs: Tensor | None) -> Tensor:
-    """The same, differentiable in z: what is given back is a constant."""
+    """Return the same, differentiable in z: what is given back is a constant."""
     y = cdfs.value(cdf, z)
     exact = value(cdf, z.detach(), k.detach(), None if costs is None else costs.detach())
     return y + (exact - y.detach())
 
 
-def _quickly(x: Tensor, k: Tensor, temperature: Tensor) -> Tensor | None:
-    """σ_k by Newton's method on logit(Σp/n), which takes a third of the passes and one buffer.
+# ── rows, points and what is summed at a point ───────────────────────────────────────────────────────────────────────
 
-    For rows of finite scores in which Σp and Σp(1 − p) can be summed as they are: k ≤ n/2, far from hard. None if one
-    row is not such, or is not solved in a few steps.
-    """
-    n = x.shape[-1]
-    low, high = x.amin(-1, keepdim=True).to(k.dtype), x.amax(-1, keepdim=True).to(k.dtype)
-    if not bool((low.isfinite() & high.isfinite() & (k > 0) & (2 * k <= n) & (temperature > 0)).all()):
-        return None
-    share = k / n
-    tied = torch.logit(share)
-    point = _start(SIGMOID, x, low, high, torch.full_like(k, n), share, tied, temperature, None, True)
-    p = torch.empty_like(x)
-    for _ in range(QUICK_STEPS):
-        point = nearest(point, temperature, x.dtype, (low, high))
-        _margin_at(x, point, temperature, p).sigmoid_()
-        total = row_sum(p)
-        v = total - torch.linalg.vector_norm(p, dim=-1, keepdim=True).to(k.dtype).square()
-        ratio = (total / k).log() - ((n - total) / (n - k)).log()
-        step = ratio * total * (n - total) / (n * v)
-        if not bool((v > 0.01 * total).all()):
-            return None
-        if bool((ratio.abs() <= _tolerance(SIGMOID, x.dtype)).all()):
-            return p.sub_(torch.addcmul(p, p, p, value=-1).mul_(step.to(p.dtype)))
-        point = Point(point.anchor, point.shift + step)
-    return None
+
+class Point(NamedTuple):
+    """The threshold `anchor + T·shift`; both (rows, 1) float64."""
+
+    anchor: Tensor
+    shift: Tensor
 
 
 class Root(NamedTuple):
     """The solved rows."""
 
     x: Tensor
-    """(…, n) the scores solved for: −inf where masked; if more than k were +inf, those are 0 and the rest −inf."""
+    """(rows, n) the scores solved for; if more than k were +inf, those are 0 and the rest −inf."""
     point: Point
     """The threshold; its shift is +inf where none is left to choose, −inf where all are chosen, NaN where none fits."""
 
 
-def solve(
-    cdf: Cdf,
-    x: Tensor,
-    k: Tensor,
-    temperature: Tensor,
-    mask: Tensor | None,
-    costs: Tensor | None,
-    *,
-    early_stop: bool,
-) -> Root:
-    """The threshold of every row; arguments as `margin`."""
-    k, temperature = k.unsqueeze(-1), temperature.unsqueeze(-1)
-    if mask is not None:
-        x = x.masked_fill(~mask, -torch.inf)
-    if costs is not None:
-        x = torch.where(costs > 0, x, torch.nan)
-    x, low, high, free, forced = _survey(x, k, costs, early_stop)
-    rest = k - forced  # what the finite scores share
-    regular = (rest > 0) & (rest < free) & (temperature > 0)
-    low, high = torch.where(regular, low, 0.0), torch.where(regular, high, 0.0)
+class Rows(NamedTuple):
+    """One equation for each row."""
 
-    share = torch.where(regular, rest / free, 0.5)
-    tied = _quantile(cdf, share)  # z if all scores were equal
-    balance = Balance(cdf, x, k, temperature, costs, early_stop)
-    point, is_closed = find_root(
-        balance,
-        start=_start(cdf, x, low, high, free, share, tied, temperature, costs, early_stop),
-        bracket=(Point(low, -tied), Point(high, -tied)),
-        excess=(free - rest, -rest),
-        bounds=(low, high),
-        temperature=temperature,
-        dtype=x.dtype,
-        active=regular,
-        steps=MAX_STEPS if early_stop else FIXED_STEPS,
-        early_stop=early_stop,
-        tolerance=balance.tolerance,
-        finest=1.0 if cdf.smooth else torch.finfo(x.dtype).tiny,
-    )
-    if UNSOLVED_IS_NAN:
-        regular = regular & (balance.is_solved | (is_closed & balance.is_near))
-    limit = torch.where(rest == 0, torch.inf, torch.where(rest == free, -torch.inf, torch.nan))
-    limit = torch.where((temperature > 0) & ~free.isnan(), limit, torch.nan)
-    return Root(x, Point(point.anchor, torch.where(regular, point.shift + balance.last_step, limit)))
+    x: Tensor
+    """(rows, n) scores, −inf where masked."""
+    k: Tensor
+    """(rows, 1) float64."""
+    temperature: Tensor
+    """(rows, 1) float64, NaN where it was not positive."""
+    costs: Tensor | None
+    """(rows, n), or None if each entry costs 1."""
 
 
-def _margins(root: Root, temperature: Tensor) -> Tensor:
-    """z at the root, with the infinite scores where they belong even if the threshold is infinite too."""
-    z = _margin_at(root.x, root.point, temperature.unsqueeze(-1), torch.empty_like(root.x))
-    shift = root.point.shift.to(z.dtype)
-    z = torch.where(shift.isinf(), -shift, z)  # (x − anchor)/T may have overflowed to the other side
-    return torch.where(root.x.isinf() & ~shift.isnan(), root.x, z)
+class Survey(NamedTuple):
+    """What is known of the rows at first; all (rows, 1) float64."""
+
+    low: Tensor
+    """The least finite score."""
+    high: Tensor
+    """The greatest finite score."""
+    free: Tensor
+    """The number (or costs) of finite scores; NaN in a row that holds NaN."""
+    forced: Tensor
+    """The number (or costs) of +inf."""
+
+
+class Residual(NamedTuple):
+    """What an evaluation at a point says; all (rows, 1), float64 or bool."""
+
+    ratio: Tensor
+    """ρ, a logarithm that is > 0 where the sum is above k, < 0 below, 0 at the root."""
+    excess: Tensor
+    """Σ F − k."""
+    step: Tensor
+    """Newton's step in units of T."""
+    noise: Tensor
+    """What ρ may be off by through rounding."""
+    is_solved: Tensor
+    """Whether the row is solved at this point, beyond doubt."""
+    is_near: Tensor
+    """Whether the row is solved as well as can be if no other point lies nearer: what is missing is given back."""
 
 
 def _margin_at(x: Tensor, point: Point, temperature: Tensor, out: Tensor) -> Tensor:
@@ -189,95 +178,232 @@ def _margin_at(x: Tensor, point: Point, temperature: Tensor, out: Tensor) -> Ten
 
 
 def _tolerance(cdf: Cdf, dtype: torch.dtype) -> float:
-    """The ρ at which one more Newton step ends within rounding: it errs by its square, but for a kink on the way."""
+    """Return the ρ at which one more Newton step, which errs by its square but for a kink, ends within rounding."""
     eps = torch.finfo(dtype).eps
     return float(0.5 * eps**0.5 if cdf.smooth else 4 * eps)
 
 
-class TailSums(NamedTuple):
-    """Weighted with the costs; all (…, 1) float64."""
-
-    excess: Tensor
-    """N − k, N the scores above the median of F."""
-    lower: Tensor
-    """Σ F below."""
-    upper: Tensor
-    """Σ 1 − F above."""
-    lower_slope: Tensor
-    """Σ F′ below."""
-    upper_slope: Tensor
-    """Σ F′ above."""
-
-
-def tails_at(cdf: Cdf, z: Tensor) -> cdfs.Tails:
-    """For z that may be infinite."""
-    if cdf.tails is not None:
-        return cdf.tails(z)
-    infinite, is_above = z.isinf(), z > cdf.center
-    finite = torch.where(infinite, cdf.center, z)
-    tail = torch.where(is_above, cdf.survival(finite), cdf.cdf(finite)).masked_fill(infinite, 0.0)
-    return cdfs.Tails(is_above.to(z.dtype), tail, (cdf.steer or cdf.density)(finite).masked_fill(infinite, 0.0))
-
-
-def tail_sums(at: cdfs.Tails, k: Tensor, costs: Tensor | None) -> TailSums:
-    """What they sum to, for k (…, 1)."""
-    count, tail, density = at if costs is None else (costs * part for part in at)
-    upper, upper_slope = row_sum(tail * at.above), row_sum(density * at.above)
-    lower, lower_slope = (row_sum(tail) - upper).clamp(min=0), (row_sum(density) - upper_slope).clamp(min=0)
-    return TailSums(row_sum(count) - k, lower, upper, lower_slope, upper_slope)
-
-
-class Balance:
-    """Evaluates ρ at a point, and remembers how good the last one was."""
-
-    def __init__(
-        self, cdf: Cdf, x: Tensor, k: Tensor, temperature: Tensor, costs: Tensor | None, early_stop: bool
-    ) -> None:
-        self.cdf, self.x, self.k, self.temperature, self.early_stop = cdf, x, k, temperature, early_stop
-        self.costs = None if costs is None else costs.to(x.dtype)
-        self.z = torch.empty_like(x)
-        self.info = torch.finfo(x.dtype)
-        self.tolerance = _tolerance(cdf, x.dtype)
-
-    def __call__(self, point: Point) -> Residual:
-        z = _margin_at(self.x, point, self.temperature, self.z)
-        excess, lower, upper, lower_slope, upper_slope = tail_sums(tails_at(self.cdf, z), self.k, self.costs)
-        over, under = excess.clamp(min=0), (-excess).clamp(min=0)
-        left, right = lower + over, upper + under
-        log_left, log_right = left.log(), right.log()
-        slope_left, slope_right = lower_slope / left, upper_slope / right
-        if self.cdf.log_tail is not None and self.costs is None:
-            # Where a sum underflows, it is the sum of exponentials to all digits.
-            deep_left, deep_right = (side < self.info.tiny / self.info.eps for side in (left, right))
-            if not self.early_stop or bool((deep_left | deep_right).any()):
-                above = z > self.cdf.center
-                log_tail = self.cdf.log_tail(-z.abs()).to(over.dtype)
-                log_lower = log_tail.masked_fill(above, -torch.inf).logsumexp(-1, keepdim=True)
-                log_upper = log_tail.masked_fill(~above, -torch.inf).logsumexp(-1, keepdim=True)
-                log_left = torch.where(deep_left, torch.logaddexp(log_lower, over.log()), log_left)
-                log_right = torch.where(deep_right, torch.logaddexp(log_upper, under.log()), log_right)
-                slope_left = torch.where(deep_left, 1.0, slope_left)
-                slope_right = torch.where(deep_right, 1.0, slope_right)
-        is_level = (left == right) & log_left.isinf()  # a plateau, all of which is the root
-        ratio, slope = torch.where(is_level, 0.0, log_left - log_right), slope_left + slope_right
-        self.last_step = (ratio / slope).nan_to_num(0.0, 0.0, 0.0)
-        # F(z) carries about |z| roundings of z, and −log of a small sum is about the |z| that counts.
-        noise = 4 * self.info.eps * (-log_left).nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
-        # Twice the solver's own tolerance is still beyond doubt.
-        near = ratio.abs() <= 2 * self.tolerance + noise
-        # Where F is steep, the last two points may differ by more than that; what is missing is then given back.
-        self.is_near = (left - right).abs() <= 1e-3 * self.k + self.info.eps
-        self.is_solved = near | ((left - right).abs() <= 4 * self.info.eps * self.k.clamp(min=1))
-        return Residual(ratio, slope, left - right, noise)
+def _evaluate(cdf: Cdf, rows: Rows, point: Point, out: Tensor, early_stop: bool) -> Residual:
+    """Sum at a point; `out` is overwritten."""
+    info, k = torch.finfo(rows.x.dtype), rows.k
+    z = _margin_at(rows.x, point, rows.temperature, out)
+    excess, lower, upper, lower_slope, upper_slope = cdfs.tail_sums(cdfs.tails_at(cdf, z), k, rows.costs)
+    over, under = excess.clamp(min=0), (-excess).clamp(min=0)
+    left, right = lower + over, upper + under
+    log_left, log_right = left.log(), right.log()
+    slope_left, slope_right = lower_slope / left, upper_slope / right
+    if cdf.log_tail is not None and rows.costs is None:
+        # Where a sum underflows, it is the sum of exponentials to all digits.
+        deep_left, deep_right = (side < info.tiny / info.eps for side in (left, right))
+        if not early_stop or bool((deep_left | deep_right).any()):
+            above = z > cdf.center
+            log_tail = cdf.log_tail(-z.abs()).to(over.dtype)
+            log_lower = log_tail.masked_fill(above, -torch.inf).logsumexp(-1, keepdim=True)
+            log_upper = log_tail.masked_fill(~above, -torch.inf).logsumexp(-1, keepdim=True)
+            log_left = torch.where(deep_left, torch.logaddexp(log_lower, over.log()), log_left)
+            log_right = torch.where(deep_right, torch.logaddexp(log_upper, under.log()), log_right)
+            slope_left = torch.where(deep_left, 1.0, slope_left)
+            slope_right = torch.where(deep_right, 1.0, slope_right)
+    is_level = (left == right) & log_left.isinf()  # a plateau, all of which is the root
+    ratio = torch.where(is_level, 0.0, log_left - log_right)
+    # F(z) carries about |z| roundings of z, and −log of a small sum is about the |z| that counts.
+    noise = 4 * info.eps * (-log_left).nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
+    off = (left - right).abs()
+    # Twice the solver's own tolerance is still beyond doubt.
+    is_solved = (ratio.abs() <= 2 * _tolerance(cdf, rows.x.dtype) + noise) | (off <= 4 * info.eps * k.clamp(min=1))
+    # Where F is steep, the last two points may differ by more than that.
+    return Residual(
+        ratio, left - right, ratio / (slope_left + slope_right), noise, is_solved, off <= 1e-3 * k + info.eps
+    )
 
 
-def _survey(
-    x: Tensor, k: Tensor, costs: Tensor | None, early_stop: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The scores, their least and greatest finite one, the number (or costs) of finite ones and that of +inf.
+# ── the solver ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    All but the scores are (…, 1) float64. The number of finite ones is NaN in a row that holds NaN.
+
+def solve(cdf: Cdf, rows: Rows, *, early_stop: bool, steps: int | None = None) -> Root:
+    """Find the threshold of every row."""
+    if rows.costs is not None:
+        rows = rows._replace(x=torch.where(rows.costs > 0, rows.x, torch.nan))
+    rows, survey = _survey(rows, early_stop)
+    rest = rows.k - survey.forced  # what the finite scores share
+    regular = (rest > 0) & (rest < survey.free) & (rows.temperature > 0)
+    low, high = torch.where(regular, survey.low, 0.0), torch.where(regular, survey.high, 0.0)
+    survey = survey._replace(low=low, high=high)
+    share = torch.where(regular, rest / survey.free, 0.5)
+    tied = cdfs.quantile(cdf, share)  # z if all scores were equal
+    bracket = Bracket(Point(low, -tied), Point(high, -tied), survey.free - rest, -rest)
+    start = _start(cdf, rows, survey, share, tied, early_stop)
+    most = steps if steps is not None else MAX_STEPS if early_stop else FIXED_STEPS
+    point, is_solved = _search(cdf, rows, survey, start, bracket, regular, most, early_stop)
+    regular = regular & (is_solved | (steps is not None))
+    limit = torch.where(rest == 0, torch.inf, torch.where(rest == survey.free, -torch.inf, torch.nan))
+    limit = torch.where((rows.temperature > 0) & ~survey.free.isnan(), limit, torch.nan)
+    return Root(rows.x, Point(point.anchor, torch.where(regular, point.shift, limit)))
+
+
+class Bracket(NamedTuple):
+    """Two points with the root between them, and Σ F − k there, or a bound of it."""
+
+    low: Point
+    high: Point
+    excess_low: Tensor
+    excess_high: Tensor
+
+    def shrunk(self, point: Point, residual: Residual) -> Self:
+        """Return the part of the bracket on the side of the point where the root lies."""
+        above = residual.ratio > 0
+        return self._replace(
+            low=_where(above, point, self.low),
+            high=_where(above, self.high, point),
+            excess_low=torch.where(above, residual.excess, self.excess_low),
+            excess_high=torch.where(above, self.excess_high, residual.excess),
+        )
+
+
+class State(NamedTuple):
+    """The search of each row; all (rows, 1)."""
+
+    point: Point
+    residual: Residual
+    bracket: Bracket
+    last_step: Tensor
+    """The length of the last Newton step; inf if the last step divided the bracket."""
+    last_ratio: Tensor
+    halve: Tensor
+    """Whether the next division of the bracket is in the middle."""
+    is_open: Tensor
+    """Whether the bracket has room for other points."""
+
+
+def _search(
+    cdf: Cdf,
+    rows: Rows,
+    survey: Survey,
+    start: Point,
+    bracket: Bracket,
+    active: Tensor,
+    steps: int,
+    early_stop: bool,
+) -> tuple[Point, Tensor]:
+    """Newton's method on ρ inside a bracket that only shrinks.
+
+    A Newton step is taken when it stays in the bracket and is at most half as long as the step before; otherwise the
+    bracket is divided, in turn in the middle and where a straight line through Σ F − k would vanish. A row is done when
+    ρ **as summed at its own point** is so small that a Newton step, which errs by its square, would end within rounding
+    (that last step is taken), or when its bracket has no room left; never because a step was short. With `early_stop`,
+    rows that are done are dropped once they are many.
+
+    Returns:
+        The points, and (rows, 1) bool, whether they are the thresholds; a row that is not `active` stays at its start.
     """
+    eps, tolerance = torch.finfo(rows.x.dtype).eps, _tolerance(cdf, rows.x.dtype)
+    finest = 1.0 if cdf.smooth else torch.finfo(rows.x.dtype).tiny  # in units of T, what tells no points apart
+    buffer = torch.empty_like(rows.x)
+    to_low, to_high = (_distance(start, end, rows.temperature) for end in bracket[:2])
+    inside = Point(start.anchor, start.shift + torch.zeros_like(to_low).clamp(to_low, to_high))
+    point = _nearest(inside, rows, survey)
+    never, always = torch.full_like(start.shift, torch.inf), torch.ones_like(active)
+    residual = _evaluate(cdf, rows, point, buffer, early_stop)
+    state = State(point, residual, bracket, never, torch.full_like(never, torch.nan), always, always)
+    found = torch.empty(3, *active.shape, dtype=start.shift.dtype, device=active.device)  # anchor, shift, is solved
+    places = None  # of the rows that are left, once some have been dropped
+    for turn in range(steps + 1):
+        state, done = _look(state, rows, eps, tolerance, finest)
+        done = done | ~active
+        if turn == steps:
+            break
+        if early_stop:
+            left = int((~done).sum())
+            if left == 0:
+                break
+            if len(done) >= FEW and 2 * left <= len(done):
+                _keep(found, places, state)
+                which = (~done).squeeze(-1).nonzero().squeeze(-1)
+                places = which if places is None else places[which]
+                rows, survey, state, active, done = (_take(t, which) for t in (rows, survey, state, active, done))
+                buffer = buffer[: len(which)]
+        state = _step(state, rows, survey, done, eps)
+        state = state._replace(residual=_evaluate(cdf, rows, state.point, buffer, early_stop))
+    _keep(found, places, state)
+    return Point(found[0], found[1]), found[2] > 0
+
+
+def _look(state: State, rows: Rows, eps: float, tolerance: float, finest: float) -> tuple[State, Tensor]:
+    """Shrink the bracket by what the last evaluation says; and tell which rows are done."""
+    point, residual = state.point, state.residual
+    bracket = state.bracket.shrunk(point, residual)
+    width = _distance(bracket.low, bracket.high, rows.temperature)
+    # Two points near the root with the same ρ are as good as one.
+    is_same = (residual.ratio == state.last_ratio) & (residual.ratio.abs() <= NEAR)
+    is_open = ~((width <= eps * point.shift.abs().clamp(min=finest)) | is_same)
+    done = (residual.ratio.abs() <= tolerance + residual.noise) | ~is_open
+    return state._replace(bracket=bracket, is_open=is_open, last_ratio=residual.ratio), done
+
+
+def _step(state: State, rows: Rows, survey: Survey, done: Tensor, eps: float) -> State:
+    """Move the rows that are not done."""
+    point, bracket, newton = state.point, state.bracket, state.residual.step
+    to_low, to_high = (_distance(point, end, rows.temperature) for end in bracket[:2])
+    rounding = 8 * eps * newton.abs()  # a step that long may overshoot an end of the bracket by this much
+    is_safe = (newton > to_low - rounding) & (newton < to_high + rounding) & (newton.abs() <= state.last_step / 2)
+    newton = newton.clamp(to_low, to_high)
+    line = (bracket.excess_low / (bracket.excess_low - bracket.excess_high)).nan_to_num(0.5).clamp(1e-3, 1 - 1e-3)
+    divided = _divide(bracket, torch.where(state.halve, 0.5, line), rows)
+    moved = _where(is_safe, Point(point.anchor, point.shift + newton), divided)
+    return state._replace(
+        point=_where(done, point, _nearest(moved, rows, survey)),
+        last_step=torch.where(is_safe, newton.abs(), torch.inf),
+        halve=state.halve ^ ~is_safe,
+    )
+
+
+def _keep(found: Tensor, places: Tensor | None, state: State) -> None:
+    """Write down where rows are, with the last Newton step taken."""
+    point, residual = state.point, state.residual
+    shift = point.shift + residual.step.nan_to_num(0.0, 0.0, 0.0)
+    is_solved = residual.is_solved | (~state.is_open & residual.is_near)
+    result = torch.stack((point.anchor, shift, is_solved.to(shift.dtype)))
+    found[:, slice(None) if places is None else places] = result
+
+
+def _take(tree: Any, which: Tensor) -> Any:
+    """Return some of the rows of nested NamedTuples of tensors and None."""
+    if isinstance(tree, tuple):
+        return type(tree)(*(_take(part, which) for part in tree))
+    return None if tree is None else tree[which]
+
+
+def _nearest(point: Point, rows: Rows, survey: Survey) -> Point:
+    """Return the same threshold with the anchor nearest to it."""
+    threshold = point.anchor + rows.temperature * point.shift
+    anchor = threshold.to(rows.x.dtype).to(torch.float64).clamp(survey.low, survey.high)
+    return Point(anchor, point.shift - (anchor - point.anchor) / rows.temperature)
+
+
+def _divide(bracket: Bracket, share: Tensor, rows: Rows) -> Point:
+    """Return the point at `share` of the way from low to high, exact even when anchors are neighbours or far apart."""
+    low, high, rest = bracket.low, bracket.high, 1 - share
+    anchor = (rest * low.anchor + share * high.anchor).to(rows.x.dtype).to(torch.float64)
+    here = Point(anchor, torch.zeros_like(anchor))
+    shift = rest * _distance(here, low, rows.temperature) + share * _distance(here, high, rows.temperature)
+    # Far-apart anchors over a tiny T overflow; then the anchor alone is a point well inside.
+    return Point(anchor, torch.where(shift.isfinite(), shift, 0.0))
+
+
+def _distance(start: Point, end: Point, temperature: Tensor) -> Tensor:
+    return (end.anchor - start.anchor) / temperature + (end.shift - start.shift)
+
+
+def _where(condition: Tensor, a: Point, b: Point) -> Point:
+    return Point(torch.where(condition, a.anchor, b.anchor), torch.where(condition, a.shift, b.shift))
+
+
+# ── where to begin ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _survey(rows: Rows, early_stop: bool) -> tuple[Rows, Survey]:
+    """Return the rows, in which too many scores of +inf are told apart from the rest, and what is known of them."""
+    x, k, costs = rows.x, rows.k, rows.costs
 
     def weigh(chosen: Tensor) -> Tensor:
         if costs is None:
@@ -286,7 +412,7 @@ def _survey(
 
     low, high = x.amin(-1, keepdim=True).to(k.dtype), x.amax(-1, keepdim=True).to(k.dtype)
     if early_stop and costs is None and bool((low.isfinite() & high.isfinite()).all()):
-        return x, low, high, torch.full_like(k, x.shape[-1]), torch.zeros_like(k)
+        return rows, Survey(low, high, torch.full_like(k, x.shape[-1]), torch.zeros_like(k))
     infinite = x == torch.inf
     forced = weigh(infinite)
     tied = forced > k  # too many +inf: they share k, as equal scores do
@@ -296,48 +422,62 @@ def _survey(
     low = torch.where(finite, x, torch.inf).amin(-1, keepdim=True).to(k.dtype)
     high = torch.where(finite, x, -torch.inf).amax(-1, keepdim=True).to(k.dtype)
     free = torch.where(x.isnan().any(-1, keepdim=True), torch.nan, weigh(finite))
-    return x, low, high, free, forced
+    return rows._replace(x=x), Survey(low, high, free, forced)
 
 
-def _quantile(cdf: Cdf, share: Tensor) -> Tensor:
-    """F⁻¹; shares that round to 0 or 1 are moved inside."""
-    info = torch.finfo(share.dtype)
-    share = share.clamp(info.tiny, 1 - info.eps)
-    return bisect(cdf.cdf, share) if cdf.quantile is None else cdf.quantile(share)
-
-
-def _start(
-    cdf: Cdf,
-    x: Tensor,
-    low: Tensor,
-    high: Tensor,
-    free: Tensor,
-    share: Tensor,
-    tied: Tensor,
-    temperature: Tensor,
-    costs: Tensor | None,
-    early_stop: bool,
-) -> Point:
-    """A first guess: the threshold of a sample, or about that of a normal distribution with the same moments."""
+def _start(cdf: Cdf, rows: Rows, survey: Survey, share: Tensor, tied: Tensor, early_stop: bool) -> Point:
+    """Return a first guess: the threshold of a sample, or that of a normal distribution with the same moments."""
+    x, costs, low, high = rows.x, rows.costs, survey.low, survey.high
     if x.shape[-1] >= 4 * SAMPLE:
         step = x.shape[-1] // SAMPLE
         sample = x[..., ::step].contiguous()
         part = None if costs is None else costs[..., ::step]
         weight = torch.ones_like(sample) if part is None else part
-        finite = torch.where(sample.isfinite(), weight, 0.0).sum(-1, dtype=share.dtype)
-        forced = torch.where(sample == torch.inf, weight, 0.0).sum(-1, dtype=share.dtype)
-        k = share.squeeze(-1) * finite + forced
-        guess = solve(cdf, sample, k, temperature.squeeze(-1), None, part, early_stop=early_stop).point
+        finite = torch.where(sample.isfinite(), weight, 0.0).sum(-1, keepdim=True, dtype=share.dtype)
+        forced = torch.where(sample == torch.inf, weight, 0.0).sum(-1, keepdim=True, dtype=share.dtype)
+        few = Rows(sample, share * finite + forced, rows.temperature, part)
+        guess = solve(cdf, few, early_stop=early_stop).point
         is_good = guess.shift.isfinite()
         return Point(torch.where(is_good, guess.anchor, low), torch.where(is_good, guess.shift, -tied))
     center, radius = low / 2 + high / 2, (high / 2 - low / 2).clamp(min=torch.finfo(x.dtype).tiny)
     y = (x - center.to(x.dtype)) / radius.to(x.dtype)  # in [−1, 1]: no square can overflow
     y = y.masked_fill_(x.isinf(), 0.0)
-    number = free if costs is None else x.isfinite().sum(-1, keepdim=True)
+    number = survey.free if costs is None else x.isfinite().sum(-1, keepdim=True)
     mean = row_sum(y) / number
     deviation = (row_sum(y.square()) / number - mean.square()).clamp(min=0).sqrt() * radius
     # Between the threshold of equal scores and the one of T → 0.
     spread = torch.special.ndtri(share)
-    shift = spread.sign() * torch.hypot(tied - cdf.center, deviation / temperature * spread) + cdf.center
-    threshold = (radius * mean) / temperature - shift
+    shift = spread.sign() * torch.hypot(tied - cdf.center, deviation / rows.temperature * spread) + cdf.center
+    threshold = (radius * mean) / rows.temperature - shift
     return Point(center, torch.where(threshold.isfinite(), threshold, -tied))
+
+
+def _quickly(x: Tensor, k: Tensor, temperature: Tensor) -> Tensor | None:
+    """Return σ_k by Newton's method on logit(Σp/n), which takes a third of the passes and one buffer.
+
+    For rows of finite scores in which Σp and Σp(1 − p) can be summed as they are: k ≤ n/2, far from hard. None if one
+    row is not such, or is not solved in a few steps.
+    """
+    n, eps = x.shape[-1], torch.finfo(x.dtype).eps
+    shape, rows = x.shape, Rows(x.view(-1, n), k.reshape(-1, 1), temperature.reshape(-1, 1), None)
+    x, k, temperature, _ = rows
+    low, high = x.amin(-1, keepdim=True).to(k.dtype), x.amax(-1, keepdim=True).to(k.dtype)
+    if not bool((low.isfinite() & high.isfinite() & (k > 0) & (2 * k <= n) & (temperature > 0)).all()):
+        return None
+    share, survey = k / n, Survey(low, high, torch.full_like(k, n), torch.zeros_like(k))
+    point = _start(SIGMOID, rows, survey, share, torch.logit(share), True)
+    p = torch.empty_like(x)
+    for _ in range(QUICK_STEPS):
+        point = _nearest(point, rows, survey)
+        _margin_at(x, point, temperature, p).sigmoid_()
+        total = row_sum(p)
+        v = total - torch.linalg.vector_norm(p, dim=-1, keepdim=True).to(k.dtype).square()
+        ratio = (total / k).log() - ((n - total) / (n - k)).log()
+        step = ratio * total * (n - total) / (n * v)
+        if not bool((v > 0.01 * total).all()):
+            return None
+        # The last step is p − p(1 − p)·step: its square must be a rounding of every entry, not just of the sum.
+        if bool(((ratio.abs() <= _tolerance(SIGMOID, x.dtype)) & (step.square() <= eps)).all()):
+            return p.sub_(torch.addcmul(p, p, p, value=-1).mul_(step.to(p.dtype))).view(shape)
+        point = Point(point.anchor, point.shift + step)
+    return None

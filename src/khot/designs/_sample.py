@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import _check, _shape
-from ..relaxations import check_call, hard_topk, sigmoid_topk, straight_through
+from ..relaxations import hard_topk, sigmoid_topk, straight_through
 from ._design import Design
 from ._pivotal import Pivotal
 from ._relaxed import gumbel
@@ -58,7 +58,7 @@ def sample_khot(
         >>> torch.autograd.grad(y[0], x)
         (tensor([ 0.1202, -0.0456, -0.0456, -0.0290]),)
     """
-    check_call(x, k, dim, temperature, mask)
+    _check.call(x, k, dim, temperature, mask)
     soft = sigmoid_topk(x.to(torch.float64), k, dim=dim, temperature=temperature, mask=mask)
     _check.feasible(soft, dim)
     rows = _shape.last(soft.detach(), dim)
@@ -96,7 +96,7 @@ def sample_relaxed_khot(
         >>> sample_relaxed_khot(x, 2, hard=True, generator=torch.Generator().manual_seed(0))
         tensor([1., 1., 0., 0.])
     """
-    check_call(x, k, dim, temperature, mask)
+    _check.call(x, k, dim, temperature, mask)
     noisy = x.to(_shape.compute_dtype(x.dtype))  # noise in half precision would have ties
     noisy = noisy + gumbel(x.shape, noisy, generator)
     soft = sigmoid_topk(noisy, k, dim=dim, temperature=temperature, mask=mask)

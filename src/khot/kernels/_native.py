@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
-from .._math import implicit, threshold
-from .._math.cdfs import EUCLIDEAN, LAPLACE, SIGMOID, Cdf, find
-from .._modes import forward_mode_active, transforms_active
+from .._math import threshold
+from .._math.cdfs import SIGMOID
 
 ABI = 5  # khot_abi() in native/khot.cpp
 HERE = Path(__file__).parent
@@ -37,7 +34,7 @@ _SIGNATURES = {
     # p, k, seed, draws, is_paired, threads, out
     "khot_systematic_": (*_ROWS, _POINTER, _LONG, _LONG, _INT, _INT, _POINTER),
 }
-_CDFS = {SIGMOID: 0, LAPLACE: 1, EUCLIDEAN: 2}  # khot::Cdf in native/kernels.h
+CDFS = {"sigmoid": 0, "laplace": 1, "euclidean": 2}  # khot::Cdf in native/kernels.h
 _NAMES = {torch.float32: "float", torch.float64: "double"}
 
 
@@ -79,54 +76,19 @@ _FUNCTIONS: dict[tuple[str, torch.dtype], Any] = {
 }
 
 
-# What torch tells of a tensor and of the modes at work; where a version does not tell, none is plain.
-_keys: Callable[[Tensor], object] = getattr(torch._C, "_dispatch_keys", lambda t: object())
-_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
-_PLAIN = [_keys(torch.empty(0, device="cpu"))]
-with torch.inference_mode():
-    _PLAIN.append(_keys(torch.empty(0, device="cpu")))
-
-
-def is_plain(*tensors: Tensor) -> bool:
-    """Whether a kernel may be called on these without the dispatcher, which takes longer than a small row does.
-
-    So it is for dense CPU tensors while no transform, mode or forward-mode differentiation is at work.
-    """
-    if LIBRARY is None or torch.compiler.is_compiling() or transforms_active() or _modes() or forward_mode_active():
-        return False
-    return all(type(t) in (Tensor, Parameter) and _keys(t) in _PLAIN for t in tensors)
-
-
-def topk(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, cdf: int, p: float) -> Tensor:
-    """As `_math.threshold.topk`, which takes the cdfs that have no kernel."""
-    made = find(cdf, p)
-    if made in _CDFS:
-        return native_topk(x, k, temperature, mask, made)
-    return threshold.topk(x, k, temperature, mask, cdf, p, early_stop=True)
-
-
-def topk_pull(g: Tensor, y: Tensor, temperature: Tensor, cdf: int, p: float) -> tuple[Tensor, Tensor]:
-    """As `_math.implicit.topk_pull`, which takes the cdfs that have no kernel."""
-    made = find(cdf, p)
-    if made not in _CDFS:
-        return implicit.topk_pull(g, y, temperature, cdf, p)
-    dk = torch.zeros(y.shape[:-1], dtype=torch.float64, device="cpu")
-    return native_pull(g, y, temperature, dk, made), dk
-
-
 def native_topk(
     x: Tensor,
     k: float | Tensor,
     temperature: float | Tensor,
     mask: Tensor | None,
-    cdf: Cdf = SIGMOID,
+    cdf: str = "sigmoid",
     path: int = WIDE,
 ) -> Tensor:
     """y = F(z); `k` and `temperature` may be numbers."""
     x = x.contiguous()
     y = torch.empty_like(x)
     if y.numel():
-        _solve("khot_topk_", x, k, temperature, mask, path, _CDFS[cdf], y.data_ptr())
+        _solve("khot_topk_", x, k, temperature, mask, path, CDFS[cdf], y.data_ptr())
     return y
 
 
@@ -155,22 +117,11 @@ def _solve(
     )
 
 
-def margin(
-    x: Tensor,
-    k: Tensor,
-    temperature: Tensor,
-    mask: Tensor | None,
-    costs: Tensor | None,
-    cdf: int,
-    p: float,
-    path: int = WIDE,
-) -> Tensor:
-    """As `_math.threshold.margin`, which takes costs, the other cdfs, and the rows that the kernel leaves.
+def margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, path: int = WIDE) -> Tensor:
+    """As `_math.threshold.margin` of the logistic cdf without costs, which takes the rows that the kernel leaves.
 
     It leaves rows with an infinite threshold, or with one that is decided by numbers too small to be summed.
     """
-    if costs is not None or find(cdf, p) is not SIGMOID or x.numel() == 0:
-        return threshold.margin(x, k, temperature, mask, costs, cdf, p, early_stop=True)
     x, n = x.contiguous(), x.shape[-1]
     z = torch.empty_like(x)
     is_left = torch.empty(z.numel() // n, dtype=torch.bool, device="cpu")
@@ -178,7 +129,7 @@ def margin(
     if bool(is_left.any()):
         rows = [t.reshape(len(is_left), -1)[is_left] for t in (x, k, temperature)]
         allowed = None if mask is None else mask.reshape(-1, n)[is_left]
-        rest = threshold.margin(rows[0], rows[1][:, 0], rows[2][:, 0], allowed, None, cdf, p, early_stop=True)
+        rest = threshold.margin(rows[0], rows[1][:, 0], rows[2][:, 0], allowed, None, SIGMOID, early_stop=True)
         z.view(-1, n)[is_left] = rest
     return z
 
@@ -188,7 +139,7 @@ def native_pull(
     y: Tensor,
     temperature: float | Tensor,
     dk: Tensor | None = None,
-    cdf: Cdf = SIGMOID,
+    cdf: str = "sigmoid",
     path: int = WIDE,
 ) -> Tensor:
     """The cotangent of x for that of y; that of k is written to `dk` if it is given."""
@@ -205,7 +156,7 @@ def native_pull(
         *temperature_place,
         torch.get_num_threads(),
         path,
-        _CDFS[cdf],
+        CDFS[cdf],
         dx.data_ptr(),
         None if dk is None else dk.data_ptr(),
     )

@@ -30,8 +30,9 @@ def hard_topk(x: Tensor, k: float | Tensor, *, dim: int = -1, mask: Tensor | Non
     _check.scores(x, dim)
     _check.count(k, x, dim, integral=True)
     _check.mask(mask, x)
-    rows = _shape.to_rows(x.detach(), k, 1.0, mask, dim, _shape.compute_dtype(x.dtype))
-    return _shape.from_rows(ops.hard_topk(rows.x, rows.k.detach(), rows.mask), dim, x.dtype)
+    k = k.detach() if isinstance(k, Tensor) else k
+    rows = _shape.to_rows(x.detach(), ops.constant(k), 1.0, mask, dim, _shape.compute_dtype(x.dtype))
+    return _shape.from_rows(ops.hard_topk(rows.x, rows.k, rows.mask), dim, x.dtype)
 
 
 def straight_through(hard: Tensor, soft: Tensor) -> Tensor:

@@ -1,73 +1,14 @@
-"""σ_k, its logarithm, its threshold and its loss: y = σ((x − τ)/T) with τ such that Σ y = k."""
+"""What follows from the threshold of σ_k: its logarithm, the threshold itself, and losses."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from .. import _check, _shape, kernels
-from .._math import cdfs, implicit
-from ._implicit import Margins, check_call, margins, reduced, relax
-
-
-def sigmoid_topk(
-    x: Tensor,
-    k: float | Tensor,
-    *,
-    dim: int = -1,
-    temperature: float | Tensor = 1.0,
-    mask: Tensor | None = None,
-    costs: Tensor | None = None,
-) -> Tensor:
-    """Soft top-k: a point of [0, 1]ⁿ that sums to k, and is large where the scores are.
-
-    `σ_k(x) = σ((x − τ)/T)` with τ such that `Σ σ_k(x) = k`; equally `argmax_{π ∈ Δ_k} ⟨x, π⟩ + T·H(π)`, where H is
-    the sum of binary entropies.
-
-    Args:
-        x: scores, (…, n) with n at `dim`. −inf is never chosen; +inf always is (more than k of them share k equally).
-        k: how many to choose, 0 ≤ k ≤ n, whole or fractional: a number, or a tensor that broadcasts to the shape of
-            `x` without `dim`.
-        dim: the dimension to choose along.
-        temperature: T > 0, larger is softer: a number, or a tensor that broadcasts like `k`.
-        mask: boolean, broadcasts to `x`; True = may be chosen. n becomes the number of allowed entries.
-        costs: positive, broadcasts to `x`: then `k` is a budget, `Σ c·y = k` and `y = σ(x/(c·T) − τ)`.
-
-    Returns:
-        A tensor like `x`, with entries in [0, 1] that sum to k along `dim` within 1e-6·max(k, 1) (float32) or
-        1e-12·max(k, 1) (float64; 1e-9 where |x|/T > 100). Masked and −inf entries are exactly 0. Half precision is
-        computed in float32 and rounded once. Smooth, with gradients of every order to `x`, `k` and `temperature`; a
-        saturated row has gradient 0. Forward mode once: not over itself. O(n) time, without sorting; on the CPU, with
-        the native kernel, the same bits at any number of threads.
-
-        Tensor values are not read on the host, so a row that cannot be satisfied (k out of range, fewer allowed
-        entries than k, a temperature that is not positive, NaN in `x`) is NaN, and that row only; on accelerators
-        also one that 64 steps do not solve (scores that span some ten decades of T).
-
-    Examples:
-        >>> x = torch.tensor([2.0, 1.0, 0.0, -1.0])
-        >>> sigmoid_topk(x, 2)
-        tensor([0.8176, 0.6225, 0.3775, 0.1824])
-        >>> sigmoid_topk(x, 2, temperature=0.1)
-        tensor([1.0000e+00, 9.9331e-01, 6.6929e-03, 3.0590e-07])
-        >>> sigmoid_topk(x, 2, mask=torch.tensor([True, False, True, True]))
-        tensor([0.9335, 0.0000, 0.6551, 0.4114])
-
-    Reference: Wijk et al., "Differentiable Top-k: From One-Hot to k-Hot" (2025); the same operator is the LML layer of
-    Amos et al. (2019).
-    """
-    check_call(x, k, dim, temperature, mask, costs)
-    if (
-        mask is costs is None
-        and not isinstance(k, Tensor)
-        and not isinstance(temperature, Tensor)
-        and _is_direct(x, dim)
-    ):
-        return _direct(x, float(k), _shape.normal(temperature, x.dtype))
-    return relax(cdfs.SIGMOID_PLACE, x, k, dim, temperature, mask, costs)
+from .. import _check, _shape
+from .._math import cdfs
+from ._family import Margins, margins, sigmoid_topk
 
 
 def log_sigmoid_topk(
@@ -95,7 +36,7 @@ def log_sigmoid_topk(
         >>> log_sigmoid_topk(torch.tensor([1000.0, 0.0, -10.0]), 1)[1:]
         tensor([-500.0000, -510.0000])
     """
-    check_call(x, k, dim, temperature, mask)
+    _check.call(x, k, dim, temperature, mask)
     return _shape.from_rows(logsigmoid(_margins(x, k, dim, temperature, mask).z), dim, x.dtype)
 
 
@@ -124,10 +65,10 @@ def threshold(
         >>> threshold(torch.tensor([2.0, 1.0, 0.0, -1.0]), 2)
         tensor(0.5000)
     """
-    check_call(x, k, dim, temperature, mask)
+    _check.call(x, k, dim, temperature, mask)
     z, rows, _ = _margins(x, k, dim, temperature, mask)
     if z.shape[-1] == 0:
-        return (rows.k + torch.inf).to(x.dtype)
+        return (_shape.per_row(rows.k, z) + torch.inf).to(x.dtype)
     # τ = x_i − T·z_i for whichever i; the smallest |z| rounds least. Scores that can tell nothing come last.
     scores = rows.x if rows.mask is None else rows.x.masked_fill(~rows.mask, -torch.inf)
     rank = z.abs().clamp(max=torch.finfo(z.dtype).max).masked_fill(z.isinf() & scores.isinf(), torch.inf)
@@ -185,7 +126,91 @@ def khot_cross_entropy(
     loss: Tensor = rows.temperature * -(entropy + cross).sum(-1)
     loss = loss - loss.detach().clamp(max=0)  # rounding may leave −1e-17
     loss = torch.where(((y < 0) | (y > 1)).any(-1), torch.nan, loss)
-    return reduced(loss, reduction, x.dtype)
+    return _reduced(loss, reduction, x.dtype)
+
+
+def precision_at_k_loss(
+    x: Tensor,
+    target: Tensor,
+    k: float | Tensor,
+    *,
+    dim: int = -1,
+    temperature: float | Tensor = 1.0,
+    mask: Tensor | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """1 − the share of relevant entries among the k chosen, softly.
+
+    `1 − Σ y·σ_k(x)/k`.
+
+    Args:
+        x: scores, (…, n) with n at `dim`.
+        target: like `x`, of any real dtype; 1 where relevant, 0 elsewhere, or between.
+        k: how many are chosen, > 0.
+        dim, temperature, mask: as for `sigmoid_topk`.
+        reduction: "mean" (over rows), "sum", or "none" (the shape of `x` without `dim`).
+
+    Returns:
+        The loss, in [0, 1]; it tends to 1 − precision@k as T → 0.
+
+    Examples:
+        >>> precision_at_k_loss(torch.tensor([2.0, 1.0, 0.0, -1.0]), torch.tensor([1, 0, 1, 0]), 2, temperature=0.1)
+        tensor(0.4967)
+    """
+    if not isinstance(k, Tensor):
+        _check.above("k", k, 0)
+    hits, count, _ = _hits(x, target, k, dim, temperature, mask, reduction)
+    return _reduced(1 - hits / count, reduction, x.dtype)
+
+
+def recall_at_k_loss(
+    x: Tensor,
+    target: Tensor,
+    k: float | Tensor,
+    *,
+    dim: int = -1,
+    temperature: float | Tensor = 1.0,
+    mask: Tensor | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """1 − the share of the relevant entries that are among the k chosen, softly.
+
+    `1 − Σ y·σ_k(x)/Σ y`.
+
+    Args:
+        x: scores, (…, n) with n at `dim`.
+        target, k, dim, temperature, mask, reduction: as for `precision_at_k_loss`.
+
+    Returns:
+        The loss, in [0, 1]; it tends to 1 − recall@k as T → 0. A row with nothing relevant has loss 0.
+
+    Examples:
+        >>> recall_at_k_loss(torch.tensor([2.0, 1.0, 0.0, -1.0]), torch.tensor([1, 0, 1, 1]), 2, temperature=0.1)
+        tensor(0.6644)
+    """
+    hits, _, relevant = _hits(x, target, k, dim, temperature, mask, reduction)
+    loss = 1 - hits / torch.where(relevant == 0, 1.0, relevant)
+    return _reduced(torch.where(relevant == 0, 0.0, loss), reduction, x.dtype)
+
+
+def _hits(
+    x: Tensor,
+    target: Tensor,
+    k: float | Tensor,
+    dim: int,
+    temperature: float | Tensor,
+    mask: Tensor | None,
+    reduction: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Σ y·σ_k, k and Σ y by row."""
+    _check.call(x, k, dim, temperature, mask)
+    _check.same_shape("target", target, x, "x")
+    _check.reduction(reduction)
+    y = target.to(torch.float64)
+    if mask is not None:
+        y = torch.where(mask, y, 0.0)
+    hits = (y * sigmoid_topk(x, k, dim=dim, temperature=temperature, mask=mask)).sum(dim)
+    return hits, torch.as_tensor(k, dtype=torch.float64, device=x.device), y.sum(dim)
 
 
 def _times(weight: Tensor, log: Tensor) -> Tensor:
@@ -193,36 +218,9 @@ def _times(weight: Tensor, log: Tensor) -> Tensor:
     return weight * torch.where(weight == 0, 0.0, log)
 
 
+def _reduced(loss: Tensor, reduction: str, dtype: torch.dtype) -> Tensor:
+    return (loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.mean()).to(dtype)
+
+
 def _margins(x: Tensor, k: float | Tensor, dim: int, temperature: float | Tensor, mask: Tensor | None) -> Margins:
-    return margins(cdfs.SIGMOID_PLACE, x, k, dim, temperature, mask, None, torch.float64)
-
-
-class _Direct(torch.autograd.Function):
-    """`_Value` of a plain tensor and two numbers: less to pack, and nothing for the dispatcher to choose."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, k: float, temperature: float) -> Tensor:
-        p = kernels.native_topk(x, k, temperature, None)
-        ctx.save_for_backward(p)
-        ctx.temperature = temperature
-        return p
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        (p,) = ctx.saved_tensors
-        if kernels.is_plain(g, p) and not torch.is_grad_enabled():
-            return kernels.native_pull(g, p, ctx.temperature), None, None
-        v, at = implicit.value(p, p.new_tensor(ctx.temperature, dtype=torch.float64), cdfs.SIGMOID)
-        return implicit.pull(v * g, at)[0], None, None
-
-
-def _is_direct(x: Tensor, dim: int) -> bool:
-    is_last = dim in (-1, x.ndim - 1)
-    return is_last and x.dtype in (torch.float32, torch.float64) and kernels.is_plain(x)
-
-
-def _direct(x: Tensor, k: float, temperature: float) -> Tensor:
-    if not (x.requires_grad and torch.is_grad_enabled()):
-        return kernels.native_topk(x, k, temperature, None)
-    result: Tensor = super(torch.autograd.Function, _Direct).apply(x, k, temperature)
-    return result
+    return margins(cdfs.SIGMOID, x, k, dim, temperature, mask, None, torch.float64)

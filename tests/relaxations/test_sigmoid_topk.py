@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import khot
-from khot._math import threshold
+from khot._math import cdfs, threshold
 
 INF, NAN = math.inf, math.nan
 
@@ -89,8 +89,8 @@ def test_fixed_steps_solve_the_grid_too(name, dtype):
     k, temperature = (
         t.double().flatten() for t in torch.meshgrid(torch.tensor(counts(n)), torch.tensor(TEMPERATURES), indexing="ij")
     )
-    p = threshold.topk(x.expand(len(k), n), k, temperature, None, 0, 0.0, early_stop=False)
-    stopped = threshold.topk(x.expand(len(k), n), k, temperature, None, 0, 0.0, early_stop=True)
+    p = threshold.topk(x.expand(len(k), n), k, temperature, None, cdfs.SIGMOID, early_stop=False)
+    stopped = threshold.topk(x.expand(len(k), n), k, temperature, None, cdfs.SIGMOID, early_stop=True)
     torch.testing.assert_close(p, stopped, rtol=0, atol=1e-6 if dtype == torch.float32 else 1e-9)
 
 
@@ -98,7 +98,7 @@ def test_fixed_steps_handle_bad_and_infinite_rows_alike():
     x = torch.tensor([[1.0, 2, 3], [NAN, 2, 3], [INF, 2, 3], [-INF, -INF, 3], [INF, INF, 3], [1, 2, 3], [1, 2, 3]])
     k = torch.tensor([1.5, 1, 1.5, 2, 1, 0, 3], dtype=torch.float64)
     temperature = torch.ones_like(k)
-    results = [threshold.topk(x, k, temperature, None, 0, 0.0, early_stop=stop) for stop in (True, False)]
+    results = [threshold.topk(x, k, temperature, None, cdfs.SIGMOID, early_stop=stop) for stop in (True, False)]
     torch.testing.assert_close(*results, equal_nan=True)
 
 
@@ -146,7 +146,7 @@ def test_scores_at_the_end_of_the_range(dtype):
 def test_fixed_steps_at_a_million_scores_of_two_kinds():
     """A division that was always the line's zero, never the middle, needed a hundred steps here."""
     x = scores("bimodal", 10**6, torch.float32)
-    p = threshold.topk(x, torch.tensor(5e5).double(), torch.tensor(1e-3).double(), None, 0, 0.0, early_stop=False)
+    p = threshold.topk(x, torch.tensor(5e5).double(), torch.tensor(1e-3).double(), None, cdfs.SIGMOID, early_stop=False)
     assert p.double().sum().item() == pytest.approx(5e5, rel=1e-6)
 
 
@@ -159,7 +159,7 @@ def test_rounding_that_all_entries_share_does_not_add_up():
 @pytest.mark.parametrize("early_stop", [True, False])
 def test_none_and_all_of_scores_that_overflow(early_stop):
     x, temperature = torch.tensor([[1e30, -1e30, 0.0]] * 2), torch.full((2,), 1e-12).double()
-    p = threshold.topk(x, torch.tensor([0.0, 3.0]).double(), temperature, None, 0, 0.0, early_stop=early_stop)
+    p = threshold.topk(x, torch.tensor([0.0, 3.0]).double(), temperature, None, cdfs.SIGMOID, early_stop=early_stop)
     assert p.tolist() == [[0, 0, 0], [1, 1, 1]]
 
 
@@ -240,10 +240,10 @@ def test_opcheck(name, masked, transposed):
     mask = torch.rand(3, 7) > 0.2 if masked else None
     k, temperature = torch.full((3,), 2.0, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
     arguments = {
-        "topk": (x, k, temperature, mask, 0, 0.0),
-        "margin": (x, k, temperature, mask, x + 1, 1, 0.0),
+        "topk": (x.requires_grad_(), k, temperature, mask, "sigmoid"),
+        "margin": (x.requires_grad_(), k, temperature, mask, x.detach() + 1, "laplace"),
         "hard_topk": (x, k, mask),
-        "topk_pull": (x, x, temperature, 0, 0.0),
+        "topk_pull": (x.detach(), x.detach(), temperature, "sigmoid"),
     }
     torch.library.opcheck(getattr(torch.ops.khot, name).default, arguments[name])
 
@@ -252,8 +252,8 @@ def test_opcheck(name, masked, transposed):
 def test_eager_kernels_give_contiguous_results(early_stop):
     """The fake kernels say so, and inductor trusts them."""
     x, k, temperature = torch.randn(7, 3).T, torch.full((3,), 2.0).double(), torch.ones(3).double()
-    assert threshold.topk(x, k, temperature, None, 0, 0.0, early_stop=early_stop).is_contiguous()
-    assert threshold.margin(x, k, temperature, None, None, 0, 0.0, early_stop=early_stop).is_contiguous()
+    assert threshold.topk(x, k, temperature, None, cdfs.SIGMOID, early_stop=early_stop).is_contiguous()
+    assert threshold.margin(x, k, temperature, None, None, cdfs.SIGMOID, early_stop=early_stop).is_contiguous()
 
 
 @pytest.mark.parametrize("fn", [khot.sigmoid_topk, khot.log_sigmoid_topk, khot.threshold, khot.hard_topk])
@@ -264,7 +264,7 @@ def test_inductor_along_the_first_dim(fn):
 
 
 def test_row_sum_is_exact_to_a_rounding():
-    from khot._math.sums import row_sum
+    from khot._math.cdfs import row_sum
 
     t = torch.rand(3, 5000)
     exact_sum = torch.tensor([math.fsum(row) for row in t.double().tolist()], dtype=torch.float64)

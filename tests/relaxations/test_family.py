@@ -50,15 +50,15 @@ def test_sums_on_the_grid(name, kind, dtype):
             torch.testing.assert_close(y.double(), exact, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(("place", "p"), [(0, 0.0), (1, 0.0), (2, 0.0), (3, 0.0), (4, 0.0), (cdfs.POWER_PLACE, 4 / 3)])
-def test_the_fixed_steps_of_other_devices_solve_the_grid(place, p):
+@pytest.mark.parametrize("cdf", ["sigmoid", "laplace", "normal", "cauchy", "euclidean", "power:1.3333333333333333"])
+def test_the_fixed_steps_of_other_devices_solve_the_grid(cdf):
     k, temperature = (
         t.flatten()
         for t in torch.meshgrid(*(torch.tensor(v, dtype=DOUBLE) for v in (counts(64), TEMPERATURES)), indexing="ij")
     )
     for kind in DISTRIBUTIONS:
         x = scores(kind, 64, torch.float32).expand(len(k), 64)
-        y = threshold.topk(x, k, temperature, None, place, p, early_stop=False)
+        y = threshold.topk(x, k, temperature, None, cdfs.cdf_by_name(cdf), early_stop=False)
         assert float(((y.double().sum(-1) - k).abs() / k.clamp(min=1)).max()) <= 1e-6
 
 
@@ -391,11 +391,15 @@ def test_forward_mode_with_costs_at_the_threshold():
         torch.testing.assert_close(forward, reverse)
 
 
-def test_forward_mode_over_forward_mode_is_refused():
-    """torch drops the second tangent of a custom Function."""
-    x = torch.randn(4, dtype=DOUBLE)
-    with pytest.raises(NotImplementedError, match="Forward mode over forward mode"):
-        torch.func.jacfwd(torch.func.jacfwd(lambda t: khot.normal_topk(t, 2)))(x)
+@pytest.mark.parametrize("name", ["sigmoid_topk", "normal_topk", "cauchy_topk"])
+def test_forward_mode_over_forward_mode(name):
+    """torch drops the second tangent of a custom Function, but not of an op that differentiates level by level."""
+    x = torch.randn(4, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
+
+    def fn(t):
+        return getattr(khot, name)(t, 2).square().sum()
+
+    torch.testing.assert_close(torch.func.jacfwd(torch.func.jacfwd(fn))(x), torch.func.hessian(fn)(x))
 
 
 def test_a_count_of_numpy():

@@ -1,0 +1,155 @@
+"""Private and version-dependent names of torch, each with a fallback.
+
+A name that a version of torch lacks costs speed or a transform, never a wrong number: without it khot assumes that a
+mode is on and asks the dispatcher, or refuses what it cannot do. `NAMES` lists them; a test deletes each in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from operator import attrgetter
+from typing import Any
+
+import torch
+import torch.fx.experimental.proxy_tensor
+from torch import Tensor
+from torch.autograd import forward_ad
+
+NAMES = (
+    "torch._C._are_functorch_transforms_active",
+    "torch._C._dispatch_keys",
+    "torch._C._len_torch_dispatch_stack",
+    "torch._C._len_torch_function_stack",
+    "torch._C._AutoDispatchBelowAutograd",
+    "torch.autograd.forward_ad._current_level",
+    "torch.autograd.forward_ad._set_fwd_grad_enabled",
+    "torch._functorch.autograd_function.enable_single_level_autograd_function",
+    "torch.fx.experimental.proxy_tensor.make_fx",
+    "torch._C._is_tracing",
+)
+
+
+def _get(path: str, fallback: Any) -> Any:
+    try:
+        return attrgetter(path.removeprefix("torch."))(torch)
+    except AttributeError:
+        return fallback
+
+
+def _lacks(name: str) -> NotImplementedError:
+    return NotImplementedError(f"This transform of torch.func needs `{name}`, which torch {torch.__version__} lacks.")
+
+
+transforms_active: Callable[[], bool] = _get(NAMES[0], lambda: True)
+"""Return whether a transform of torch.func is active."""
+
+dispatch_keys: Callable[[Tensor], object] = _get(NAMES[1], lambda t: object())
+"""Return what the dispatcher looks at in a tensor; two ordinary tensors of a device have equal keys."""
+
+dispatch_modes: Callable[[], int] = _get(NAMES[2], lambda: 1)
+"""Return how many TorchDispatchModes are active."""
+
+function_modes: Callable[[], int] = _get(NAMES[3], lambda: 1)
+"""Return how many TorchFunctionModes are active."""
+
+is_tracing: Callable[[], bool] = _get(NAMES[9], torch.jit.is_tracing)
+"""Return whether torch.jit.trace records."""
+
+forward_level: Callable[[Any], int] = (
+    attrgetter("_current_level") if hasattr(forward_ad, "_current_level") else lambda module: 0
+)
+"""Return the level of forward-mode differentiation, given `torch.autograd.forward_ad`; negative if it is off."""
+
+
+def _exclude_autograd() -> AbstractContextManager[None]:
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradCPU)
+    for name in (
+        "AutogradCUDA",
+        "AutogradXPU",
+        "AutogradMPS",
+        "AutogradPrivateUse1",
+        "AutogradOther",
+        "ADInplaceOrView",
+    ):
+        keys = keys | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))
+    guard: AbstractContextManager[None] = torch._C._ExcludeDispatchKeyGuard(keys)
+    return guard
+
+
+_below_autograd: Callable[[], AbstractContextManager[None]] = _get(NAMES[4], _exclude_autograd)
+
+
+def _no_forward_mode(enabled: bool) -> AbstractContextManager[None]:
+    if forward_level(forward_ad) >= 0 and transforms_active():
+        raise NotImplementedError(
+            f"Forward mode of torch.func needs `{NAMES[6]}`, which torch {torch.__version__} lacks."
+        )
+    return nullcontext()
+
+
+_forward_grad: Callable[[bool], AbstractContextManager[None]] = _get(NAMES[6], _no_forward_mode)
+
+
+def _no_transforms() -> AbstractContextManager[None]:
+    raise _lacks(NAMES[7])
+
+
+_single_level: Callable[[], AbstractContextManager[None]] = _get(NAMES[7], _no_transforms)
+
+
+def derive(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """Apply an autograd.Function inside the autograd kernel of an op, to which torch.func comes level by level."""
+    if not transforms_active():
+        return function.apply(*arguments)
+    with _single_level():
+        return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
+
+
+@contextmanager
+def next_level() -> Iterator[None]:
+    """Call an op again from its autograd kernel: this level is done, and the levels below it differentiate."""
+    with torch.enable_grad(), _forward_grad(True), _below_autograd():
+        yield
+
+
+@contextmanager
+def next_tangents() -> Iterator[None]:
+    """Compute a tangent in `jvp` such that the levels below differentiate it."""
+    with torch.enable_grad(), _forward_grad(True):
+        yield
+
+
+def primals(tensors: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+    """Return saved tensors without the tangents of this level."""
+    return [None if t is None else forward_ad.unpack_dual(t).primal for t in tensors]
+
+
+def no_autocast(x: Tensor) -> AbstractContextManager[None]:
+    """Keep the precision of what is computed; torch has no autocast on some devices, and says so by an error."""
+    try:
+        return torch.autocast(x.device.type, enabled=False)
+    except RuntimeError:
+        return nullcontext()
+
+
+def derivative(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return the derivative of an elementwise function, as torch operations.
+
+    It is traced once, because no transform of torch.func can be started inside the derivative of an op.
+    """
+
+    def slope(z: Tensor) -> Tensor:
+        result: Tensor = torch.func.vjp(fn, z)[1](torch.ones_like(z))[0]
+        return result
+
+    def untransformed(z: Tensor) -> Tensor:
+        if transforms_active():
+            raise _lacks(NAMES[8])
+        return slope(z)
+
+    make_fx = _get(NAMES[8], None)
+    if make_fx is None:
+        return untransformed
+    graph = make_fx(slope, tracing_mode="symbolic")(torch.zeros(7, dtype=torch.float64, device="cpu"))
+    return lambda z: graph(z.flatten()).view(z.shape)
