@@ -133,6 +133,9 @@ def no_autocast(x: Tensor) -> AbstractContextManager[None]:
         return nullcontext()
 
 
+_make_fx: Callable[..., Callable[..., Any]] | None = _get(NAMES[8], None)
+
+
 def derivative(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """Return the derivative of an elementwise function, as torch operations.
 
@@ -148,8 +151,7 @@ def derivative(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
             raise _lacks(NAMES[8])
         return slope(z)
 
-    make_fx = _get(NAMES[8], None)
-    if make_fx is None:
+    if _make_fx is None:
         return untransformed
-    graph = make_fx(slope, tracing_mode="symbolic")(torch.zeros(7, dtype=torch.float64, device="cpu"))
+    graph = _make_fx(slope, tracing_mode="symbolic")(torch.zeros(7, dtype=torch.float64, device="cpu"))
     return lambda z: graph(z.flatten()).view(z.shape)
