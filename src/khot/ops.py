@@ -25,7 +25,7 @@ from ._math import systematic as _systematic
 from ._math.cdfs import Cdf, cdf_by_name
 from ._shape import per_row
 from ._torch import dispatch_keys, dispatch_modes, forward_level, function_modes, is_tracing, transforms_active
-from .kernels import _native
+from .kernels import cpu as _native
 
 LIBRARY = torch.library.Library("khot", "DEF")
 HAS_NATIVE = _native.LIBRARY is not None

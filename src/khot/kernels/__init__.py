@@ -1,8 +1,8 @@
 """Faster twins of `_math`, which `khot.ops` registers."""
 
-from . import _native
+from . import _native as cpu
 
-__all__ = ["status"]
+__all__ = ["cpu", "status"]
 
 
 def status() -> dict[str, str]:
@@ -12,4 +12,4 @@ def status() -> dict[str, str]:
         >>> sorted(khot.kernels.status())
         ['cpu', 'other devices']
     """
-    return {"cpu": _native.REASON, "other devices": "eager torch, a fixed number of steps, nothing read on the host"}
+    return {"cpu": cpu.REASON, "other devices": "eager torch, a fixed number of steps, nothing read on the host"}

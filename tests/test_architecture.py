@@ -1,0 +1,105 @@
+"""The shape of the code: front doors, one path, few files; and the page that describes it."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import khot
+from docs import make_architecture as page
+from khot import ops
+
+PACKAGE = Path(khot.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+SHARED = {"_check", "_shape", "_torch", "_files", "_version", "_math", "ops"}
+"""Rooms below all others, whose underscore keeps users out and not khot."""
+
+
+def private_doors(path, source):
+    """The imports of a file that go through another room's private file."""
+    here = path.relative_to(PACKAGE).parts
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.ImportFrom) or not node.level:
+            continue
+        base = list(here[: len(here) - node.level])
+        names = [[*base, *(node.module or "").split(".")]] if node.module else [[*base, a.name] for a in node.names]
+        if node.module:  # `from ..room import _file` goes through a private file too
+            names += [[*base, *node.module.split("."), a.name] for a in node.names]
+        for target in names:
+            room = page_room(target)
+            private = [part for part in target[len(room) :] if part.startswith("_")]
+            if private and target[0] not in SHARED and page_room(list(here)) != room:
+                found.append(f"{path.relative_to(PACKAGE)}:{node.lineno} imports {'.'.join(target)}")
+    return found
+
+
+def page_room(parts):
+    """The folder directly below the package, or below `nn`."""
+    return tuple(parts[:2]) if parts[0] == "nn" and len(parts) > 2 else tuple(parts[:1])
+
+
+def test_nobody_imports_another_rooms_private_file():
+    assert [line for path in FILES for line in private_doors(path, path.read_text())] == []
+    wrong = "from ..relaxations._family import relax\nfrom ..designs import _design\nfrom .._math import cdfs\n"
+    assert len(private_doors(PACKAGE / "nn" / "moe.py", wrong)) == 2, "the check finds what it should"
+
+
+def test_the_library_stays_small():
+    assert len([path for path in FILES if path.read_text().strip()]) <= 110
+    assert sum(len(path.read_text().splitlines()) for path in FILES) <= 11_000
+
+
+def khot_files(call):
+    """The files of khot that have a Python frame during a call."""
+    seen = set()
+
+    def look(frame, event, argument):
+        if frame.f_code.co_filename.startswith(str(PACKAGE)):
+            seen.add(Path(frame.f_code.co_filename).relative_to(PACKAGE).as_posix())
+
+    call()  # imports and caches are not the path
+    sys.setprofile(look)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+MASK = torch.tensor([True, True, False, True, True, True])
+PATHS = {
+    "plain": (5, lambda x: khot.sigmoid_topk(x, 2)),
+    "mask": (5, lambda x: khot.sigmoid_topk(x, 2, mask=MASK)),
+    "layer": (6, khot.nn.SigmoidTopK(2)),
+    "eager": (7, lambda x: khot.normal_topk(x, 2)),
+}
+
+
+@pytest.mark.skipif(not ops.HAS_NATIVE, reason="the native library is not built")
+@pytest.mark.parametrize("name", PATHS)
+def test_a_call_crosses_few_files(name):
+    most, fn = PATHS[name]
+    x = torch.randn(3, 6, requires_grad=True)
+    files = khot_files(lambda: fn(x).sum().backward())
+    assert "ops.py" in files
+    assert len(files) <= most, sorted(files)
+
+
+def test_the_page_and_its_picture_are_true():
+    text = page.PAGE.read_text()
+    assert page.referenced(text) == text, "run `python docs/make_architecture.py`"
+    assert page.PICTURE.read_text() == page.picture(page.imports()), "run `python docs/make_architecture.py`"
+    assert len(page.REFERENCE.findall(text)) >= 8
+    shifted = page.REFERENCE.sub(lambda m: m[0].replace(m["line"], str(int(m["line"]) + 1)), text)
+    assert page.referenced(shifted) != shifted
+
+
+def test_rooms_import_downwards_only():
+    with pytest.raises(ValueError, match="a → b → a"):
+        page.levels({"a": {"b"}, "b": {"a"}})
+    order = [room for level in page.levels(page.imports()) for room in level]
+    for lower, upper in (("_math", "ops"), ("ops", "relaxations"), ("relaxations", "designs"), ("designs", "nn"), ("nn", "cli")):
+        assert order.index(lower) < order.index(upper)
