@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..designs import Design
+from ..relaxations import sigmoid_topk
 from ._laws import close
 
 ALPHA = 1e-3
@@ -222,10 +223,11 @@ def gradients(s: Subject) -> None:
     except NotImplementedError:
         return
 
+    is_probs = s.design.parameter is s.design.probs  # their sum must stay k, so it is their scores that are moved
+
     def log_prob(theta: Tensor) -> Tensor:
-        made = s.design.expand(())
-        made._given, made._is_probs = theta, False
-        return made.log_prob(x)
+        value = sigmoid_topk(theta, s.design.k) if is_probs else theta
+        return s.design.with_parameter(value).log_prob(x)
 
     assert torch.autograd.gradcheck(log_prob, (logits.requires_grad_(),))
 

@@ -10,10 +10,9 @@ from torch import Tensor
 import khot
 from khot import estimators
 from khot.designs import Brewer, ConditionalPoisson, Design, Pivotal, PlackettLuce, Sampford, Systematic
-from khot.estimators._draw import others
-from khot.estimators._exact import exact_gradient
+from khot.estimators._shared import others
 from khot.testing import check_estimator
-from khot.testing._estimator import objectives
+from khot.testing._estimator import exact_gradient, objectives
 
 P = torch.tensor(
     [0.2, 0.5, 0.45, 0.8, 0.35, 0.7], dtype=torch.float64
@@ -105,8 +104,7 @@ def test_straight_through_is_of_first_order(design):
     relative = []
     for h in (0.1, 0.01):
         theta = design.parameter.detach().clone().requires_grad_()
-        moved = design.expand(())
-        moved._given = theta
+        moved = design.with_parameter(theta)
         x = moved.enumerate_support()
 
         def fn(x: Tensor, h: float = h) -> Tensor:
