@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from design_cases import A6K3, EVERY, GIVEN, generator, scores
@@ -159,3 +160,35 @@ def test_weights_of_any_dtype_and_batch(design):
 def test_joint_probabilities_must_be_of_pairs():
     with pytest.raises(ValueError, match=r"`joint_probs` must have the shape \(…, 6, 6\); got \(6,\)"):
         khot.horvitz_thompson_variance(A6K3, A6K3, A6K3)
+
+
+@EVERY
+def test_indices_of_an_empty_sample_had_no_columns(design):
+    d = design(logits=scores(3, 6), k=2)
+    assert d.sample_indices((0,)).shape == (0, 3, 2)
+    assert d.sample_indices((4, 0)).shape == (4, 0, 3, 2)
+    assert d.sample_indices((0,)).dtype == d.sample_indices((1,)).dtype
+    assert design(logits=torch.zeros(0, 6), k=2).sample_indices((3,)).shape == (3, 0, 2)
+    assert design(logits=scores(2, 6), k=torch.tensor([1, 4])).sample_indices((0,)).shape == (0, 2, 4)
+    assert design(logits=torch.zeros(0, 6), k=torch.zeros(0)).sample_indices().shape == (0, 0)
+
+
+@EVERY
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8, np.float64])
+def test_numpy_numbers_as_sizes(design, kind):
+    d, expected = (design(logits=scores(2, 5), k=k) for k in (kind(2), 2))
+    assert torch.equal(d.sample((3,), generator=generator()), expected.sample((3,), generator=generator()))
+    assert torch.equal(d.mean, expected.mean)
+    assert d.enumerate_support().shape == (10, 2, 5)
+    assert bool(d.support.check(d.sample()).all())
+    assert repr(d) == repr(expected)
+    assert (design(khot.sigmoid_topk(scores(5), 2), kind(2)).expand((3,)).sample((np.int64(2),)).sum(-1) == 2).all()
+    assert (khot.sample_khot(scores(5), kind(2), design=design).sum(-1) == 2).all()
+    with pytest.raises(TypeError, match=r"`k` must be a number or a torch\.Tensor; got bool"):
+        design(logits=scores(5), k=np.bool_(True))
+
+
+def test_relaxed_samples_take_numpy_numbers():
+    k = np.int64(2)
+    for y in (khot.sample_relaxed_khot(scores(5), k), RelaxedKHot(0.5, logits=scores(5), k=k).sample()):
+        assert abs(y.sum() - 2) < 1e-12

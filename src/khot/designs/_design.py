@@ -94,7 +94,6 @@ class Design(Parameters):
 
     # Drawing ---------------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def sample(
         self,
         sample_shape: Sequence[int] = (),
@@ -116,7 +115,8 @@ class Design(Parameters):
         seed = noise.seed(generator, self._given.device)
         if antithetic and draws % 2:
             raise ValueError(f"With `antithetic`, the number of samples must be even; got {draws}.")
-        return (self._draw_pairs(draws, seed) if antithetic else self._draw(draws, seed)).view(shape)
+        with torch.no_grad():  # not as a decorator, which torch.compile cannot trace
+            return (self._draw_pairs(draws, seed) if antithetic else self._draw(draws, seed)).view(shape)
 
     def sample_indices(self, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
         """Draw as `sample`, and return rising indices, (*sample_shape, *batch, k).

@@ -165,8 +165,8 @@ class ConditionalPoisson(Design):
         if not self._is_probs:
             return self._given.to(torch.float64)
         pi, k = self._pi, self._sizes
-        theta: Tensor = _Solved.apply(pi, k, self._once("theta", lambda: ops.natural_parameters(pi, k)))
-        return theta
+        solved = self._once("theta", lambda: ops.natural_parameters(pi, k))
+        return _Solved.apply(pi, k, solved) if torch.is_grad_enabled() else solved
 
     def _probs_of(self, logits: Tensor) -> Tensor:
         return marginals(logits, self._sizes)

@@ -35,7 +35,7 @@ class Parameters(Distribution):
         batch = torch.broadcast_shapes(given.shape[:-1], k.shape) if isinstance(k, Tensor) else given.shape[:-1]
         self._given = given if given.shape[:-1] == batch else given.expand(*batch, -1)
         self._is_probs = logits is None
-        self._kept: dict[str, tuple[object, Tensor]] = {}
+        self._kept: dict[str, tuple[list[int], Tensor]] = {}
         self.k: float | Tensor = given.detach().sum(-1, dtype=torch.float64).round() if k is None else k
         super().__init__(batch, given.shape[-1:], validate_args=False)
         wanted = Distribution._validate_args if validate_args is None else validate_args
@@ -82,16 +82,21 @@ class Parameters(Distribution):
         """Return `solve()` without a gradient, (*batch, n), solved once for the present values of the parameter.
 
         Numbers are kept, never a graph, so that a backward pass frees nothing that is needed again. They are solved for
-        anew after a change of the parameter or of k in place. Nothing is kept while torch traces or transforms.
+        anew after the parameter, k or the result was changed in place. Nothing is kept while torch traces.
         """
         if _is_traced():
             with torch.no_grad():
                 return solve()
-        stamp = tuple(t._version for t in (self._given, self.k) if isinstance(t, Tensor) and not t.is_inference())
-        if name not in self._kept or self._kept[name][0] != stamp:
+        if name not in self._kept or self._kept[name][0] != self._versions(self._kept[name][1]):
             with torch.inference_mode(False), torch.no_grad():  # they may be asked for again with gradients
-                self._kept[name] = stamp, solve()
+                value = solve()
+            self._kept[name] = self._versions(value), value
         return self._kept[name][1]
+
+    def _versions(self, value: Tensor) -> list[int]:
+        """Return how often each tensor that a kept value depends on was changed in place."""
+        tensors = (self._given, self.k, value)
+        return [t._version for t in tensors if isinstance(t, Tensor) and not t.is_inference()]
 
     @property
     def _sizes(self) -> Tensor:
@@ -115,7 +120,7 @@ class Parameters(Distribution):
         shape = torch.Size(batch_shape)
         new.__dict__.update(self.__dict__)
         new._given = self._given.expand(*shape, -1)
-        new._kept = {name: (stamp, t.expand(*shape, -1)) for name, (stamp, t) in self._kept.items()}
+        new._kept = {name: (versions, t.expand(*shape, -1)) for name, (versions, t) in self._kept.items()}
         if isinstance(self.k, Tensor):
             new.k = self.k.expand(shape)
         new._batch_shape = shape
