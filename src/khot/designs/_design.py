@@ -25,6 +25,14 @@ class Design(Parameters):
     """A law of k-hot vectors: exactly k of n items, each with its own probability. Abstract.
 
     A design says how to draw (`_draw`) and, if it can, how likely a subset is (`_log_prob`).
+
+    Args:
+        probs: inclusion probabilities, (…, n), that sum to k. Items at 0 are never drawn, at 1 always.
+        k: how many, an integer or a tensor of them that broadcasts with the batch; by default the nearest integer to
+            the sum. `Pivotal` and `Systematic` take fractions too.
+        logits: scores instead of `probs`, with `k`: then `probs = sigmoid_topk(logits, k)`. −inf is never drawn, +inf
+            always.
+        validate_args: whether to check what the tensors hold.
     """
 
     # The probabilities: `parameter` is the tensor that was given. `probs` are the inclusion probabilities asked for, in

@@ -136,11 +136,9 @@ class ConditionalPoisson(Design):
     Args:
         probs: the inclusion probabilities wanted, (…, n), that sum to k; θ is then solved for. Items at 0 are never
             drawn, at 1 always.
-        k: how many, an integer or a tensor of them that broadcasts with the batch; by default the nearest integer to
-            the sum of `probs`.
         logits: the natural parameters θ instead, (…, n), with `k`. The inclusion probabilities are then `mean`, which
             is *not* `sigmoid_topk(θ, k)`: for that mean, give it as `probs`. −inf is never drawn, +inf always.
-        validate_args: whether to check what the tensors hold.
+        k, validate_args: as for `Design`.
 
     Examples:
         >>> design = ConditionalPoisson(logits=torch.tensor([2.0, 1.0, 0.0, -1.0]), k=2)
@@ -233,11 +231,7 @@ class Sampford(Design):
     `p(x) ∝ Π_{x_i = 1} π_i/(1 − π_i) · Σ x_i (1 − π_i)`. Samples of `Pareto` are drawn, and nearly all accepted.
 
     Args:
-        probs: inclusion probabilities, (…, n), that sum to k. Items at 0 are never drawn, at 1 always.
-        k: how many, an integer or a tensor of them that broadcasts with the batch; by default the nearest integer to
-            the sum.
-        logits: scores instead of `probs`, with `k`: then `probs = sigmoid_topk(logits, k)`.
-        validate_args: whether to check what the tensors hold.
+        probs, k, logits, validate_args: as for `Design`.
 
     Examples:
         >>> design = Sampford(torch.tensor([0.2, 0.5, 0.5, 0.8]))
@@ -288,11 +282,7 @@ class Brewer(Design):
     greatest entropy, without solving for anything; sequential, O(nk).
 
     Args:
-        probs: inclusion probabilities, (…, n), that sum to k. Items at 0 are never drawn, at 1 always.
-        k: how many, an integer or a tensor of them that broadcasts with the batch; by default the nearest integer to
-            the sum.
-        logits: scores instead of `probs`, with `k`: then `probs = sigmoid_topk(logits, k)`.
-        validate_args: whether to check what the tensors hold.
+        probs, k, logits, validate_args: as for `Design`.
 
     Examples:
         >>> Brewer(torch.tensor([0.2, 0.5, 0.5, 0.8])).log_prob(torch.tensor([0.0, 1.0, 0.0, 1.0])).exp()

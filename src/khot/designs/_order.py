@@ -49,11 +49,7 @@ class Pareto(OrderDesign):
     asked for.
 
     Args:
-        probs: the inclusion probabilities wanted, (…, n), that sum to k. Items at 0 are never drawn, at 1 always.
-        k: how many, an integer or a tensor of them that broadcasts with the batch; by default the nearest integer to
-            the sum.
-        logits: scores instead of `probs`, with `k`: then `probs = sigmoid_topk(logits, k)`.
-        validate_args: whether to check what the tensors hold.
+        probs, k, logits, validate_args: as for `Design`.
 
     Examples:
         >>> design = Pareto(torch.tensor([0.2, 0.5, 0.5, 0.8]))
@@ -74,10 +70,8 @@ class PlackettLuce(OrderDesign):
 
     Args:
         probs: weights, (…, n), that sum to k: θ = log probs. *Not* the inclusion probabilities: those are `mean`.
-        k: how many, an integer or a tensor of them that broadcasts with the batch; by default the nearest integer to
-            the sum of `probs`.
         logits: θ instead, (…, n), with `k`. −inf is never drawn, +inf always.
-        validate_args: whether to check what the tensors hold.
+        k, validate_args: as for `Design`.
 
     Examples:
         >>> design = PlackettLuce(torch.tensor([0.2, 0.5, 0.5, 0.8]))

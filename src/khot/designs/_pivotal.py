@@ -20,14 +20,11 @@ class Pivotal(Design):
     s < 1) or 1 (if s ≥ 1), and the other goes on with what is left. O(n), in ⌈log2 n⌉ rounds.
 
     Args:
-        probs: inclusion probabilities, (…, n), that sum to k. Items at 0 are never drawn, at 1 always.
-        k: how many, by default the nearest integer to the sum. A number, or a tensor that broadcasts with the
-            batch. If it is fractional, samples have ⌊k⌋ or ⌈k⌉ ones, still with `E[x] = π`.
-        logits: scores instead of `probs`, with `k`: then `probs = sigmoid_topk(logits, k)`.
+        probs, k, logits, validate_args: as for `Design`; if k is fractional, samples have ⌊k⌋ or ⌈k⌉ ones, still with
+            `E[x] = π`.
         order: which items meet first. "random": an order of its own for each draw, so that every subset can occur.
             "shared": one random order for all draws of a call. "given": as they come, which spreads samples along the
             index (stratification), and gives `log_prob`, `joint_probs` and all that follows from them.
-        validate_args: whether to check what the tensors hold.
 
     Examples:
         >>> design = Pivotal(torch.tensor([0.2, 0.5, 0.5, 0.8]))
@@ -137,11 +134,7 @@ class Systematic(Design):
     but there are at most n + 1 different samples, and many pairs never occur, or always together.
 
     Args:
-        probs: inclusion probabilities, (…, n), that sum to k over the last dim.
-        k: how many, by default the nearest integer to the sum; a number, or a tensor that broadcasts with the
-            batch. If it is fractional, samples have ⌊k⌋ or ⌈k⌉ ones.
-        logits: scores instead of `probs`, with `k`: then `probs = sigmoid_topk(logits, k)`.
-        validate_args: whether to check what the tensors hold.
+        probs, k, logits, validate_args: as for `Pivotal`.
 
     Examples:
         >>> Systematic(torch.full((8,), 0.25)).sample(generator=torch.Generator().manual_seed(0))

@@ -71,12 +71,10 @@ def rloo(
     `ĝ = (1/N) Σ_j (f(x_j) − mean of the other f) ∇log p(x_j)`.
 
     Args:
-        design: whose samples x, (*batch, n), have a `log_prob`.
-        fn: (…, n) → (…), a loss for each sample.
         num_samples: N ≥ 2.
         antithetic: draw pairs of opposite samples (`Pivotal`, `Systematic`); the baseline then leaves out the pair, and
             N ≥ 4.
-        generator: where the randomness comes from; torch's own if None.
+        design, fn, generator: as for `score_function`.
 
     Returns:
         As `score_function`.

@@ -53,8 +53,7 @@ def simple(
 
     Args:
         design: a `ConditionalPoisson`.
-        sample_shape: of independent samples.
-        generator: where the randomness comes from; torch's own if None.
+        sample_shape, generator: as for `straight_through_sample`.
 
     Returns:
         k-hot, (*sample_shape, *batch, n).
@@ -83,10 +82,9 @@ def relaxed(
 
     Args:
         design: whose `logits` θ and k are taken; its law is not.
-        sample_shape: of independent samples.
         temperature: T > 0, a number or a tensor that broadcasts with the batch.
         hard: k-hot forward, this backward.
-        generator: where the randomness comes from; torch's own if None.
+        sample_shape, generator: as for `straight_through_sample`.
 
     Returns:
         In [0, 1], summing to k, (*sample_shape, *batch, n).
@@ -113,9 +111,8 @@ def xie_ermon(
 
     Args:
         design: whose `logits` θ and k, one for all rows, are taken; its law is not.
-        sample_shape: of independent samples.
         temperature: T > 0.
-        generator: where the randomness comes from; torch's own if None.
+        sample_shape, generator: as for `straight_through_sample`.
 
     Returns:
         ≥ 0, summing to k, entries may exceed 1; (*sample_shape, *batch, n). Items with θ = +inf are 1, with −inf 0.
@@ -146,8 +143,7 @@ def stochastic_times_smooth(
 
     Args:
         design: whose `mean` π is differentiable.
-        sample_shape: of independent samples.
-        generator: where the randomness comes from; torch's own if None.
+        sample_shape, generator: as for `straight_through_sample`.
 
     Returns:
         k entries above 0, (*sample_shape, *batch, n).
