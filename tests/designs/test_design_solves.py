@@ -68,15 +68,29 @@ def test_probabilities_are_balanced_once(monkeypatch):
 
 
 def test_inclusion_probabilities_of_logits_are_solved_for_once_if_nothing_is_differentiated(monkeypatch):
-    theta = scores(6).requires_grad_()
-    design = Pivotal(logits=theta, k=3)
+    design = Pivotal(logits=scores(6), k=3)
     calls = Calls(monkeypatch, (_parameters, "sigmoid_topk"))
-    with torch.no_grad():
-        for _ in range(3):
-            design.sample()
-            assert not design.mean.requires_grad
+    for _ in range(3):
+        design.sample()
+        assert not design.mean.requires_grad
     assert calls.counts == {"sigmoid_topk": 1}
-    assert design.mean.requires_grad
+
+
+@EVERY
+def test_a_step_of_a_fused_optimizer_is_seen(design):
+    """It changes the parameter in place without counting, so that no version of a tensor tells."""
+    theta = torch.nn.Parameter(scores(6))
+    d = design(logits=theta, k=3)
+    with torch.no_grad():
+        before = d.mean.clone()
+        d.sample()
+    theta.grad = scores(6, seed=1)
+    torch.optim.AdamW([theta], 1.0, fused=True).step()
+    other = design(logits=theta.detach().clone(), k=3)
+    with torch.no_grad():
+        assert torch.equal(d.mean, other.mean)
+        assert torch.equal(d.sample((9,), generator=generator()), other.sample((9,), generator=generator()))
+        assert not torch.equal(d.mean, before)
 
 
 @EVERY

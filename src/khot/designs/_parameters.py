@@ -67,10 +67,7 @@ class Parameters(Distribution):
         """`probs` in float64, before they are rounded to the parameter's dtype; differentiable in the parameter."""
         if self._is_probs:
             return self._given.to(torch.float64).clamp(0, 1)
-        is_tracked = torch.is_grad_enabled() and any(
-            isinstance(t, Tensor) and t.requires_grad for t in (self._given, self.k)
-        )
-        if is_tracked or _is_traced():
+        if self._is_moving():
             return self._probs_of(self._given.to(torch.float64))
         return self._once("asked", lambda: self._probs_of(self._given.to(torch.float64)))
 
@@ -82,9 +79,10 @@ class Parameters(Distribution):
         """Return `solve()` without a gradient, (*batch, n), solved once for the present values of the parameter.
 
         Numbers are kept, never a graph, so that a backward pass frees nothing that is needed again. They are solved for
-        anew after the parameter, k or the result was changed in place. Nothing is kept while torch traces.
+        anew after the parameter, k or the result was changed in place. Nothing is kept if an optimizer may change the
+        parameter unnoticed, or while torch traces.
         """
-        if _is_traced():
+        if self._is_moving():
             with torch.no_grad():
                 return solve()
         if name not in self._kept or self._kept[name][0] != self._versions(self._kept[name][1]):
@@ -92,6 +90,11 @@ class Parameters(Distribution):
                 value = solve()
             self._kept[name] = self._versions(value), value
         return self._kept[name][1]
+
+    def _is_moving(self) -> bool:
+        """Tell whether logits or k take gradients (fused optimizers change them uncounted), or torch traces."""
+        tensors = () if self._is_probs else (self._given, self.k)
+        return _is_traced() or any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
 
     def _versions(self, value: Tensor) -> list[int]:
         """Return how often each tensor that a kept value depends on was changed in place."""
