@@ -1,4 +1,4 @@
-"""How sharply Successive Halving tells the two of a pair apart: functions (a, b) → logit of the weight of a."""
+"""Boosts: how sharply Successive Halving tells the two of a pair apart."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from . import _check
 __all__ = ["Boost", "double_exp", "linear"]
 
 Boost = Callable[[Tensor, Tensor], Tensor]
+"""A function of two scores (a, b), elementwise, to the logit of the weight of a."""
 _LARGEST = 80.0  # e^80 is still a float32, and σ(80) is 1
 
 
