@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from docs import make_architecture as page
 
 import khot
-from docs import make_architecture as page
 from khot import ops
 
 PACKAGE = Path(khot.__file__).parent
@@ -84,7 +84,7 @@ def test_a_call_crosses_few_files(name):
     most, fn = PATHS[name]
     x = torch.randn(3, 6, requires_grad=True)
     files = khot_files(lambda: fn(x).sum().backward())
-    assert "ops.py" in files
+    assert "ops/_topk.py" in files
     assert len(files) <= most, sorted(files)
 
 
@@ -101,5 +101,11 @@ def test_rooms_import_downwards_only():
     with pytest.raises(ValueError, match="a → b → a"):
         page.levels({"a": {"b"}, "b": {"a"}})
     order = [room for level in page.levels(page.imports()) for room in level]
-    for lower, upper in (("_math", "ops"), ("ops", "relaxations"), ("relaxations", "designs"), ("designs", "nn"), ("nn", "cli")):
+    for lower, upper in (
+        ("_math", "ops"),
+        ("ops", "relaxations"),
+        ("relaxations", "designs"),
+        ("designs", "nn"),
+        ("nn", "cli"),
+    ):
         assert order.index(lower) < order.index(upper)

@@ -16,29 +16,11 @@ PUBLIC = {
         *("khot_cross_entropy", "precision_at_k_loss", "recall_at_k_loss"),
         *("sample_khot", "sample_relaxed_khot", "horvitz_thompson", "horvitz_thompson_variance"),
     },
-    "khot.designs": {
-        *("Design", "Pivotal", "Systematic", "ConditionalPoisson", "Sampford", "Brewer", "Pareto", "PlackettLuce"),
-        *("KHotStraightThrough", "RelaxedKHot"),
-    },
     "khot.nn": {
         *("SigmoidTopK", "SparseAutoencoder", "SparseAutoencoderConfig", "SparseAutoencoderOutput", "SparseCode"),
         *("aux_k_loss", "aux_zipf_loss", "SparseAutoencoderMetrics"),
         *("KHotGate", "Schedule", "geometric", "linear", "Router", "MoE", "MoEOutput"),
     },
-    "khot.constraints": {"capped_simplex", "k_hot"},
-    "khot.estimators": {
-        *(
-            "straight_through_sample",
-            "simple",
-            "relaxed",
-            "xie_ermon",
-            "stochastic_times_smooth",
-            "imle",
-            "AdaptiveStep",
-        ),
-        *("score_function", "rloo", "minimum_variance_baseline", "taylor_control_variate", "reinmax"),
-    },
-    "khot.testing": {"check_estimator", "check_relaxation", "check_design"},
 }
 
 
@@ -47,9 +29,7 @@ def test_public_names():
     assert public == PUBLIC["khot"] == set(khot.__all__)
     for room in ("boosts", "constraints", "designs", "estimators", "kernels", "metrics", "nn", "testing"):
         assert isinstance(getattr(khot, room), ModuleType)
-    for room in ("designs", "estimators", "nn", "testing"):
-        module = getattr(khot, room)
-        assert {n for n, v in vars(module).items() if not n.startswith("_") and callable(v)} == PUBLIC[f"khot.{room}"]
+    assert {n for n, v in vars(khot.nn).items() if not n.startswith("_") and callable(v)} == PUBLIC["khot.nn"]
 
 
 def test_every_public_function_says_its_shapes_and_has_an_example():

@@ -9,10 +9,10 @@ from . import metrics as metrics
 from . import nn as nn
 from . import testing as testing
 from ._version import __version__ as __version__
-from .designs._horvitz_thompson import horvitz_thompson as horvitz_thompson
-from .designs._horvitz_thompson import horvitz_thompson_variance as horvitz_thompson_variance
-from .designs._sample import sample_khot as sample_khot
-from .designs._sample import sample_relaxed_khot as sample_relaxed_khot
+from .designs import horvitz_thompson as horvitz_thompson
+from .designs import horvitz_thompson_variance as horvitz_thompson_variance
+from .designs import sample_khot as sample_khot
+from .designs import sample_relaxed_khot as sample_relaxed_khot
 from .relaxations import cauchy_topk as cauchy_topk
 from .relaxations import euclidean_topk as euclidean_topk
 from .relaxations import hard_topk as hard_topk

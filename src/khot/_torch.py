@@ -27,6 +27,7 @@ NAMES = (
     "torch._functorch.autograd_function.enable_single_level_autograd_function",
     "torch.fx.experimental.proxy_tensor.make_fx",
     "torch._C._is_tracing",
+    "torch._standard_gamma",
 )
 
 
@@ -155,3 +156,32 @@ def derivative(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         return untransformed
     graph = _make_fx(slope, tracing_mode="symbolic")(torch.zeros(7, dtype=torch.float64, device="cpu"))
     return lambda z: graph(z.flatten()).view(z.shape)
+
+
+_sample_gamma: Callable[..., Tensor] | None = _get(NAMES[10], None)
+
+
+def standard_gamma(concentration: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Draw Gamma(concentration, 1) variables, of the shape and dtype of `concentration`.
+
+    `torch.distributions.Gamma` takes no generator, so this calls the function beneath it. Where torch has none, the
+    method of Marsaglia and Tsang (2000) draws from the same law, with other bits.
+    """
+    if _sample_gamma is not None:
+        result: Tensor = _sample_gamma(concentration, generator=generator)
+        return result
+
+    def random(draw: str) -> Tensor:
+        noise: Tensor = getattr(torch, draw)(
+            concentration.shape, dtype=concentration.dtype, device=concentration.device, generator=generator
+        )
+        return noise
+
+    d = concentration + 2 / 3  # of a + 1, as the method needs a ≥ 1; times U^(1/a) in the end
+    result = torch.full_like(d, torch.nan)
+    while bool((is_left := result.isnan()).any()):
+        x = random("randn")
+        v = (1 + x / (9 * d).sqrt()) ** 3
+        is_accepted = (v > 0) & (random("rand").log() < x * x / 2 + d - d * v + d * v.clamp(min=1e-300).log())
+        result = torch.where(is_left & is_accepted, d * v, result)
+    return result * random("rand") ** (1 / concentration)

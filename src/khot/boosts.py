@@ -1,4 +1,4 @@
-"""How sharply Successive Halving tells the two of a pair apart: functions (a, b) → logit of the weight of a."""
+"""Boosts: how sharply Successive Halving tells the two of a pair apart."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ from torch import Tensor
 
 from . import _check
 
+__all__ = ["Boost", "double_exp", "linear"]
+
 Boost = Callable[[Tensor, Tensor], Tensor]
-LARGEST = 80.0  # e^80 is still a float32, and σ(80) is 1
+"""A function of two scores (a, b), elementwise, to the logit of the weight of a."""
+_LARGEST = 80.0  # e^80 is still a float32, and σ(80) is 1
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def double_exp(base: float = 20.0) -> Boost:
-    """The boost of the released code: `base^a − base^b`.
+    """Return the boost of the released code: `base^a − base^b`.
 
     Args:
         base: > 1. For scores in [0, 1]; larger ones saturate, and their weights get no gradient.
@@ -29,13 +36,13 @@ def double_exp(base: float = 20.0) -> Boost:
 
     def boost(a: Tensor, b: Tensor) -> Tensor:
         # base^a·(1 − base^{b − a}), each factor within the range of a float
-        return (rate * a).clamp(max=LARGEST).exp() * -torch.expm1((rate * (b - a)).clamp(max=LARGEST))
+        return (rate * a).clamp(max=_LARGEST).exp() * -torch.expm1((rate * (b - a)).clamp(max=_LARGEST))
 
     return boost
 
 
 def linear(scale: float) -> Boost:
-    """The boost of the paper's text: `C·(a − b)`.
+    """Return the boost of the paper's text: `C·(a − b)`.
 
     Args:
         scale: C > 0.

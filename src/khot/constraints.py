@@ -7,7 +7,13 @@ from torch import Tensor
 from torch.distributions import constraints, transforms
 from torch.distributions.constraint_registry import transform_to
 
-from .relaxations import sigmoid_topk
+from .relaxations import sigmoid_topk as _sigmoid_topk
+
+__all__ = ["SigmoidTopKTransform", "capped_simplex", "k_hot"]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 class capped_simplex(constraints.Constraint):
@@ -67,7 +73,7 @@ class k_hot(constraints.Constraint):
 
 
 class SigmoidTopKTransform(transforms.Transform):
-    """Scores → Δ_k by σ_k; the inverse is the logit, up to a constant that σ_k ignores."""
+    """A transform of scores to Δ_k by σ_k; the inverse is the logit, up to a constant that σ_k ignores."""
 
     domain = constraints.real_vector
     bijective = False
@@ -88,11 +94,11 @@ class SigmoidTopKTransform(transforms.Transform):
     __hash__ = None  # type: ignore[assignment]
 
     def with_cache(self, cache_size: int = 1) -> SigmoidTopKTransform:
-        """The same with a cache of that size."""
+        """Return the same transform with a cache of that size."""
         return self if self._cache_size == cache_size else SigmoidTopKTransform(self.k, cache_size)
 
     def _call(self, x: Tensor) -> Tensor:
-        return sigmoid_topk(x, self.k)
+        return _sigmoid_topk(x, self.k)
 
     def _inverse(self, y: Tensor) -> Tensor:
         return torch.logit(y)

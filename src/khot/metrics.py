@@ -1,16 +1,21 @@
-"""How good a selection is."""
+"""Measures of a selection."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from . import _check
-from ._shape import compute_dtype
+from . import _check, _shape
+
+__all__ = ["chamfer_cosine"]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def chamfer_cosine(selected: Tensor, target: Tensor) -> Tensor:
-    """The normalised Chamfer cosine similarity: how well each wanted vector is found among the selected ones.
+    """Return the normalised Chamfer cosine similarity: how well each wanted vector is found among the selected ones.
 
     `mean_j max_i cos(selected_i, target_j)`.
 
@@ -27,14 +32,24 @@ def chamfer_cosine(selected: Tensor, target: Tensor) -> Tensor:
     """
     _check.vectors("selected", selected)
     _check.vectors("target", target)
-    _check.same_length(selected, target)
-    unit = [_unit(t.to(compute_dtype(t.dtype))) for t in (selected, target)]
+    _check_same_length(selected, target)
+    unit = [_unit(t.to(_shape.compute_dtype(t.dtype))) for t in (selected, target)]
     return (unit[0] @ unit[1].mT).amax(-2).mean(-1).to(selected.dtype)
 
 
 def _unit(vectors: Tensor) -> Tensor:
-    """Of length 1, or 0; scaled first, so that no square overflows or underflows."""
+    """Scale vectors to length 1, zeros to 0; in two steps, so that no square overflows or underflows."""
     largest = vectors.detach().abs().amax(-1, keepdim=True)
     scaled = vectors / torch.where(largest == 0, 1.0, largest)
     length = scaled.square().sum(-1, keepdim=True)
     return scaled / torch.where(length == 0, 1.0, length).sqrt()
+
+
+def _check_same_length(selected: Tensor, target: Tensor) -> None:
+    """Raise unless both hold vectors of one length and dtype, on one device."""
+    _check.same_device("target", target, selected, "selected")
+    if selected.dtype != target.dtype:
+        raise TypeError(f"`selected` and `target` must have one dtype; got {selected.dtype} and {target.dtype}.")
+    if selected.shape[-1] != target.shape[-1]:
+        got = f"{selected.shape[-1]} and {target.shape[-1]}"
+        raise ValueError(f"`selected` and `target` must have vectors of the same length; got {got}.")

@@ -1,18 +1,5 @@
-"""Is the call legal? Shapes, dtypes and Python values; and for designs and dispatch, what tensors hold."""
+"""Is the call legal? Shapes, dtypes and Python values; and for dispatch, what tensors hold."""
 
-from ._designs import baseline as baseline
-from ._designs import enumerable as enumerable
-from ._designs import feasible as feasible
-from ._designs import few as few
-from ._designs import fixed_order as fixed_order
-from ._designs import losses as losses
-from ._designs import natural_parameters as natural_parameters
-from ._designs import one_parameter as one_parameter
-from ._designs import one_size as one_size
-from ._designs import pairs as pairs
-from ._designs import probabilities as probabilities
-from ._designs import sizes as sizes
-from ._designs import total as total
 from ._layers import as_many_experts as as_many_experts
 from ._layers import autoencoder as autoencoder
 from ._layers import buffer as buffer
@@ -31,14 +18,13 @@ from ._layers import samples as samples
 from ._layers import takes_bias as takes_bias
 from ._layers import takes_scores as takes_scores
 from ._layers import tensors as tensors
-from ._tensors import broadcast as broadcast
+from ._tensors import broadcasts as broadcasts
 from ._tensors import call as call
 from ._tensors import costs as costs
 from ._tensors import count as count
 from ._tensors import last_dim as last_dim
 from ._tensors import mask as mask
 from ._tensors import same_device as same_device
-from ._tensors import same_length as same_length
 from ._tensors import same_shape as same_shape
 from ._tensors import scores as scores
 from ._tensors import selection as selection
@@ -46,14 +32,13 @@ from ._tensors import sharpness as sharpness
 from ._tensors import temperature as temperature
 from ._tensors import vectors as vectors
 from ._values import above as above
-from ._values import all_positive as all_positive
 from ._values import at_least as at_least
 from ._values import at_most as at_most
-from ._values import even as even
 from ._values import fraction as fraction
 from ._values import instance as instance
 from ._values import is_file as is_file
 from ._values import not_negative as not_negative
+from ._values import number as number
 from ._values import one_number as one_number
 from ._values import one_of as one_of
 from ._values import positive as positive

@@ -87,16 +87,6 @@ def sharpness(value: Any, scores: Tensor) -> None:
         _per_row("alpha", value, scores, -1)
 
 
-def same_length(selected: Tensor, target: Tensor) -> None:
-    """Raise unless both hold vectors of one length and dtype, on one device."""
-    same_device("target", target, selected, "selected")
-    if selected.dtype != target.dtype:
-        raise TypeError(f"`selected` and `target` must have one dtype; got {selected.dtype} and {target.dtype}.")
-    if selected.shape[-1] != target.shape[-1]:
-        got = f"{selected.shape[-1]} and {target.shape[-1]}"
-        raise ValueError(f"`selected` and `target` must have vectors of the same length; got {got}.")
-
-
 def vectors(name: str, value: Any) -> None:
     """Raise unless `value` is a floating tensor (…, m, d) with m, d ≥ 1."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
@@ -163,19 +153,6 @@ def same_device(name: str, value: Tensor, x: Tensor, x_name: str = "x") -> None:
             f"`{name}` must be on the device of `{x_name}`, {x.device}; got {value.device}. "
             f"Use `{name}.to({x_name}.device)`."
         )
-
-
-def broadcast(**tensors: Any) -> None:
-    """Raise unless all are real tensors that broadcast."""
-    for name, value in tensors.items():
-        if not isinstance(value, Tensor) or value.is_complex():
-            got = value.dtype if isinstance(value, Tensor) else type(value).__name__
-            raise TypeError(f"`{name}` must be a real torch.Tensor; got {got}.")
-    try:
-        torch.broadcast_shapes(*(value.shape for value in tensors.values()))
-    except RuntimeError:
-        got = ", ".join(f"`{name}` {tuple(value.shape)}" for name, value in tensors.items())
-        raise ValueError(f"These must broadcast: {got}.") from None
 
 
 def last_dim(name: str, value: Tensor, n: int) -> None:

@@ -24,12 +24,6 @@ def one_number(name: str, value: Any) -> None:
         raise ValueError(f"`{name}` must be one number; got a tensor of shape {tuple(value.shape)}.")
 
 
-def all_positive(name: str, value: Any) -> None:
-    """Raise unless what a tensor holds is positive."""
-    if isinstance(value, Tensor) and not (value > 0).all():
-        raise ValueError(f"`{name}` must be > 0; got {extremes(value)}.")
-
-
 def not_negative(name: str, value: Any) -> None:
     """Raise if `value` is neither a tensor nor a number ≥ 0."""
     if isinstance(value, Tensor):
@@ -77,12 +71,6 @@ def at_most(name: str, value: float, most: float) -> None:
         raise ValueError(f"`{name}` must be ≤ {most:g}; got {value:g}.")
 
 
-def even(what: str, value: int) -> None:
-    """Raise unless `value` is even, as pairs are."""
-    if value % 2:
-        raise ValueError(f"With `antithetic`, {what} must be even; got {value}.")
-
-
 def instance(name: str, value: Any, kind: type) -> None:
     """Raise unless `value` is of that class."""
     if not isinstance(value, kind):
@@ -120,11 +108,6 @@ def sizes_of_layers(name: str, value: Any) -> None:
         raise TypeError(f"`{name}` must be a tuple of ints, such as (64, 64); got {type(value).__name__}.")
     for size in value:
         at_least(f"{name}, each of it,", size, 1)
-
-
-def extremes(values: Tensor) -> str:
-    least, most = values.min().item(), values.max().item()
-    return f"{least:g}" if least == most else f"values from {least:g} to {most:g}"
 
 
 def number(name: str, value: Any, what: str = "a number or a torch.Tensor") -> None:

@@ -1,58 +1,79 @@
-"""The law p(x) ∝ exp(θ·x) of k-subsets: its normaliser, marginals and covariance, and θ for given marginals."""
+"""The law p(x) ∝ exp(θ·x) of k-subsets: its normaliser, marginals and covariance, θ for given marginals, and samples.
+
+`margins(θ, k)` is passed by the caller: the z = θ + λ with Σσ(z) = k (`khot.ops.sigmoid_margins`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import logsigmoid, pad
 
-from .. import ops
-from . import cdfs, subsets
+from . import subsets
+from .noise import Uniform
+
+Margins = Callable[[Tensor, Tensor], Tensor]
+"""(scores (…, n), k (…)) → z (…, n)."""
 
 STEPS, INNER_STEPS = 100, 60
 TOLERANCE = 1e-13
 NEARLY_CERTAIN = 1e-12
+TRIES = 8
+STEEP = 300.0  # e^z is not summed beyond
+AT_ONCE = 1 << 22  # numbers at a time along the tree
+DIRECT = 16  # up to this length, distributions are convolved term by term; beyond, by FFT
 
 
-def tilt(theta: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """z = θ + λ with Σσ(z) = k, and λ (…); z has the gradient of θ, as nothing depends on λ.
+def tilt(theta: Tensor, k: Tensor, margins: Margins) -> tuple[Tensor, Tensor]:
+    """Return z = θ + λ with Σσ(z) = k, and λ (…); z has the gradient of θ, as nothing depends on λ.
 
     z is ±inf where an item is drawn for sure or never; λ is 0 where that holds for all.
     """
-    one = torch.ones_like(k)
     with torch.no_grad():
-        z = ops.margin(theta.detach(), k, one, None, None, cdfs.SIGMOID)
-        rank = torch.where(z.isfinite(), z.abs(), torch.inf)
-        place = rank.argmin(-1, keepdim=True)
-        is_finite = rank.gather(-1, place).isfinite()
-        shift = torch.where(is_finite, z.gather(-1, place) - theta.gather(-1, place), 0.0)
+        z = margins(theta.detach(), k)
+        distance = torch.where(z.isfinite(), z.abs(), torch.inf)
+        nearest = distance.argmin(-1, keepdim=True)
+        is_finite = distance.gather(-1, nearest).isfinite()
+        shift = torch.where(is_finite, z.gather(-1, nearest) - theta.gather(-1, nearest), 0.0)
     return torch.where(z.isfinite(), theta + shift, z), shift[..., 0]
 
 
-def log_normaliser(theta: Tensor, k: Tensor) -> Tensor:
-    """log Σ over k-subsets of exp(θ·x); (…). An item with θ = +inf counts in every subset, with weight 1."""
-    z, shift = tilt(theta, k)
+def log_normaliser(theta: Tensor, k: Tensor, margins: Margins) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log Σ over k-subsets of exp(θ·x) (…), and by the way z (…, n) and log P(S = k) (…) of independent draws.
+
+    An item with θ = +inf counts in every subset, with weight 1.
+    """
+    z, shift = tilt(theta, k, margins)
     is_forced = theta == torch.inf
     is_open = z.isfinite()
     # what is drawn without choice, as k is all that is left: its θ alone
     taken = torch.where((z == torch.inf) & ~is_forced, theta, 0.0)
     free = -logsigmoid(-torch.where(is_open, z, 0.0)) * is_open
     size = k - is_forced.sum(-1)
-    return subsets.log_size(subsets.counts(z, k)) + (free + taken).sum(-1) - size * shift
+    log_size = subsets.log_size(subsets.counts(z, k))
+    return log_size + (free + taken).sum(-1) - size * shift, z, log_size
 
 
-def marginals(theta: Tensor, k: Tensor) -> Tensor:
-    """P(x_i = 1); (…, n)."""
-    return subsets.marginals(subsets.counts(tilt(theta, k)[0], k))
+def counts(theta: Tensor, k: Tensor, margins: Margins) -> subsets.Counts:
+    """Return the characteristic function of the number drawn, from which moments follow."""
+    return subsets.counts(tilt(theta, k, margins)[0], k)
 
 
-def covariance_product(theta: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Cov(x) v; (…, n)."""
-    return subsets.covariance_product(subsets.counts(tilt(theta, k)[0], k), v)
+def marginals(theta: Tensor, k: Tensor, margins: Margins) -> Tensor:
+    """Return P(x_i = 1); (…, n)."""
+    return subsets.marginals(counts(theta, k, margins))
 
 
-def solve(p: Tensor, k: Tensor) -> Tensor:
-    """θ such that the marginals are p, with Σσ(θ) = k; ±inf where p is 0 or 1.
+def covariance_product(theta: Tensor, k: Tensor, v: Tensor, margins: Margins) -> Tensor:
+    """Return Cov(x) v; (…, n)."""
+    return subsets.covariance_product(counts(theta, k, margins), v)
+
+
+def solve(p: Tensor, k: Tensor, margins: Margins) -> Tensor:
+    """Return θ such that the marginals are p, with Σσ(θ) = k; ±inf where p is 0 or 1.
 
     The odds of item i are e^θ times P(others: k − 1)/P(others: k). To add what the logits of the marginals lack
     contracts by about 1/Σp(1 − p); where it does not by 4, the step is Newton's, for those same logits, which are
@@ -62,24 +83,24 @@ def solve(p: Tensor, k: Tensor) -> Tensor:
     is_open = goal.isfinite()
     theta, last, is_newton = goal, torch.full((), torch.inf, device=p.device), False
     for _ in range(STEPS):
-        z, _ = tilt(theta, k)
-        counts = subsets.counts(z, k)
-        less, same = subsets.without(counts)
+        z, _ = tilt(theta, k, margins)
+        at = subsets.counts(z, k)
+        less, same = subsets.without(at)
         lack = torch.where(is_open, goal - z - (less / same).log(), 0.0)
-        spread = subsets.spread(counts, less, same)
+        spread = subsets.spread(at, less, same)
         lack = lack - (spread * lack).sum(-1, keepdim=True) / spread.sum(-1, keepdim=True).clamp(min=1e-300)
         error = lack.abs().max() if lack.numel() else last
         if not error > TOLERANCE or (is_newton and error > last / 2 and error < 1e-9):  # solved, or to rounding
             break
         is_newton = bool(error > last / 4)
-        step = covariance_solve(counts, spread * lack) if is_newton else lack
+        step = covariance_solve(at, spread * lack) if is_newton else lack
         last = error
         theta = torch.where(is_open, z + step, goal)
-    return torch.where(is_open, tilt(theta, k)[0], goal)
+    return torch.where(is_open, tilt(theta, k, margins)[0], goal)
 
 
 def covariance_solve(counts: subsets.Counts, r: Tensor) -> Tensor:
-    """The v with Cov(x) v = r and Σv = 0, by conjugate gradients; items that are certain have v = 0.
+    """Return the v with Cov(x) v = r and Σv = 0, by conjugate gradients; items that are certain have v = 0.
 
     Cov is singular along 1: residuals are kept to sum to 0, and a row rests once it is solved to rounding. Items that
     are certain but for 1e-12 move by themselves: what joins them to others is below the rounding of Cov v.
@@ -116,3 +137,125 @@ def covariance_solve(counts: subsets.Counts, r: Tensor) -> Tensor:
         ratio = torch.where(is_live, next_power / torch.where(is_live, power, 1.0), 0.0)
         direction, power = y + ratio * direction, next_power
     return torch.where(is_open, v - v.sum(-1, keepdim=True) / is_open.sum(-1, keepdim=True).clamp(min=1), alone)
+
+
+def draw(z: Tensor, k: Tensor, seed: Tensor, draws: int, uniform: Uniform) -> Tensor:
+    """Draw `draws` k-hot samples of each row of z (rows, n), tilted: Σσ(z) = k; (draws, rows, n) float64.
+
+    Few of many items are drawn one by one, with replacement, until they differ, `TRIES` times; the rest, and what
+    failed, along the tree of counts. The law is the same.
+    """
+    rows, n = z.shape
+    most = int(k.max())
+    result = z.new_zeros(draws, rows, n)
+    is_left = torch.ones(draws, rows, dtype=torch.bool, device=z.device)
+    if 0 < 4 * most * most <= n:
+        chosen, is_left = _one_by_one(z, k, most, seed, draws, uniform)
+        result = z.new_zeros(draws, rows, n + 1).scatter_(-1, chosen, 1.0)[..., :n]  # n stands for none
+    width = max(AT_ONCE // (n * n.bit_length()), 1)
+    stream = TRIES
+    for first in range(0, rows, width):
+        part = slice(first, first + width)
+        if not bool(is_left[:, part].any()):
+            continue
+        levels = build_tree(z[part].sigmoid(), most)
+        needed = is_left[:, part].any(-1).nonzero()[:, 0]
+        for some in needed.split(max(AT_ONCE // (n * len(z[part])), 1)):
+            size = k[part].expand(len(some), -1)
+            sample, stream = sample_tree(levels, size, seed, stream, uniform)
+            result[some, part] = torch.where(is_left[some, part][..., None], sample[..., :n], result[some, part])
+    return result
+
+
+def _one_by_one(z: Tensor, k: Tensor, most: int, seed: Tensor, draws: int, uniform: Uniform) -> tuple[Tensor, Tensor]:
+    """Return indices (draws, rows, most), n where there is none; and whether no try succeeded (draws, rows)."""
+    rows, n = z.shape
+    is_steep = z.amax(-1) > STEEP
+    running = z.masked_fill(is_steep[:, None], 0.0).exp().cumsum(-1)
+    is_left = torch.ones(draws, rows, dtype=torch.bool, device=z.device)
+    result = torch.full((draws, rows, most), n, device=z.device)
+    is_used = torch.arange(most, device=z.device) < k[:, None]
+    for stream in range(TRIES):
+        u = uniform(seed, stream, draws * rows * most).view(rows, draws * most)
+        place = torch.searchsorted(running, u * running[:, -1:], right=True).clamp(max=n - 1)
+        chosen = torch.where(is_used, place.view(rows, draws, most).transpose(0, 1), n)
+        ranked = chosen.sort(-1).values
+        differ = ((ranked.diff() != 0) | (ranked[..., 1:] == n)).all(-1)
+        is_new = is_left & differ & ~is_steep
+        result = torch.where(is_new[..., None], chosen, result)
+        is_left = is_left & ~is_new
+        if not bool(is_left.any()):
+            break
+    return result, is_left
+
+
+class Node(NamedTuple):
+    """The nodes of one level of the tree of counts.
+
+    Each node has the distribution of its number of ones. From the root down, a node with c ones gives j of them to its
+    left child with probability ∝ P_left(j) P_right(c − j). O(n log n) for each sample, in ⌈log2 n⌉ rounds.
+    """
+
+    mass: Tensor
+    """(…, nodes, size + 1) P(number of ones), within [least, most]."""
+    least: Tensor
+    """(…, nodes) how many are ones for sure."""
+    most: Tensor
+    """(…, nodes) how many can be."""
+
+
+def build_tree(p: Tensor, most: int) -> list[Node]:
+    """Return the levels from the leaves (…, n) to the root, for counts up to `most`.
+
+    n is filled up to a power of two with items that are never drawn.
+    """
+    n = p.shape[-1]
+    p = pad(p, (0, (1 << max(n - 1, 0).bit_length()) - n))
+    levels = [Node(torch.stack((1 - p, p), -1), (p == 1).long(), (p > 0).long())]
+    while levels[-1].mass.shape[-2] > 1:
+        below = levels[-1]
+        left, right = below.mass.unflatten(-2, (-1, 2)).unbind(-2)
+        least, greatest = (bound.unflatten(-1, (-1, 2)).sum(-1) for bound in (below.least, below.most))
+        mass = _convolved(left, right)[..., : most + 1]
+        levels.append(Node(_within(mass, least, greatest), least, greatest))
+    return levels
+
+
+def sample_tree(levels: list[Node], k: Tensor, seed: Tensor, stream: int, uniform: Uniform) -> tuple[Tensor, int]:
+    """Return counts of the leaves (draws, …, n filled up) for integers `k` (draws, …), and the next unused stream."""
+    count = k.long()[..., None]
+    for below in reversed(levels[:-1]):
+        left, right = below.mass.unflatten(-2, (-1, 2)).unbind(-2)  # (…, nodes, size + 1)
+        (least, least_right), (most, most_right) = (
+            bound.unflatten(-1, (-1, 2)).unbind(-1) for bound in (below.least, below.most)
+        )
+        size = left.shape[-1]
+        rest = count[..., None] - torch.arange(size, device=k.device)  # (draws, …, nodes, size + 1)
+        is_possible = (rest >= 0) & (rest < size)
+        other = right.expand(rest.shape).gather(-1, rest.clamp(0, size - 1))
+        running = (left * torch.where(is_possible, other, 0.0)).cumsum(-1)
+        coin = uniform(seed, stream, count.numel()).view(count.shape) * running[..., -1]
+        stream += 1
+        first = (running <= coin[..., None]).sum(-1)
+        first = torch.maximum(torch.minimum(first, torch.minimum(most, count - least_right)), least)
+        first = torch.maximum(first, count - most_right)
+        count = torch.stack((first, count - first), -1).flatten(-2)
+    return count, stream
+
+
+def _within(mass: Tensor, least: Tensor, most: Tensor) -> Tensor:
+    """Set the mass to 0 where the count cannot be, which an FFT does not know."""
+    place = torch.arange(mass.shape[-1], device=mass.device)
+    return torch.where((place >= least[..., None]) & (place <= most[..., None]), mass.clamp(min=0), 0.0)
+
+
+def _convolved(a: Tensor, b: Tensor) -> Tensor:
+    size = a.shape[-1]
+    if size > DIRECT + 1:
+        length = 2 * size - 1
+        product: Tensor = torch.fft.irfft(torch.fft.rfft(a, n=length) * torch.fft.rfft(b, n=length), n=length)
+        return product
+    result = a.new_zeros(*a.shape[:-1], 2 * size - 1)
+    for j in range(size):
+        result[..., j : j + size] += a[..., j : j + 1] * b
+    return result

@@ -5,7 +5,7 @@ sampling. A noise is a continuous law with cdf F whose F, 1 − F and hazard h =
 is asked of the law is an integral over the place y of a threshold, smooth and of one peak, so the trapezoid rule on the
 window that holds its mass converges geometrically.
 
-Scores are float64; −inf is never chosen and +inf always, and both drop out. The caller sees to it that k is whole and
+Scores are float64; −inf is never chosen and +inf always, and both drop out. The caller ensures that k is an integer and
 that #(+inf) ≤ k ≤ #(> −inf). How many nodes the sums take is read on the host.
 """
 
@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from .. import ops
-from .noise import inside
+from .noise import Uniform, gumbel_quantile, inside
+
+HardTopK = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""(scores (…, n), k (…), mask) → k-hot (…, n): `khot.ops.hard_topk`, which the caller gives."""
 
 FAR = 36.0  # e^−FAR of the mass may be lost, at each of: the window's ends, the spacing, the frequencies
 # The trapezoid rule errs by e^(−2π a/step) on what is bounded for |Im y| ≤ a. The Gumbel cdf e^(−e^−y) is for a = π/2,
@@ -46,12 +48,12 @@ class Noise(NamedTuple):
 
 
 def _clock(z: Tensor) -> Tensor:
-    """u = e^−z, kept finite: a Gumbel score is −log of the time at which an exponential clock rings."""
+    """Return u = e^−z, kept finite: a Gumbel score is −log of the time at which an exponential clock rings."""
     return z.clamp(min=-700.0).neg().exp()
 
 
 def _log1mexp_parts(u: Tensor) -> tuple[Tensor, Tensor]:
-    """log(1 − e^−u) for u ≥ log 2; log((1 − e^−u)/u) for u ≤ log 2, where log u is known better than u."""
+    """Return log(1 − e^−u) for u ≥ log 2; log((1 − e^−u)/u) for u ≤ log 2, where log u is more exact than u."""
     small = u.clamp(1e-30, LOG_2)
     return torch.log1p(-torch.exp(-u.clamp(LOG_2, 700.0))), torch.log(-torch.expm1(-small) / small)
 
@@ -68,26 +70,22 @@ def _gumbel_log_hazard(z: Tensor) -> Tensor:
     return -u - torch.where(u > LOG_2, large + z, small)
 
 
-def _below_one(u: Tensor) -> Tensor:
-    return u.clamp(max=1 - 2.0**-53)
-
-
 GUMBEL = Noise(
     log_cdf=lambda z: -_clock(z),
     log_sf=_gumbel_log_sf,
     log_hazard=_gumbel_log_hazard,
-    quantile=lambda u: -torch.log(-torch.log(_below_one(u))),
+    quantile=gumbel_quantile,
 )
 LOGISTIC = Noise(
     log_cdf=torch.nn.functional.logsigmoid,
     log_sf=lambda z: torch.nn.functional.logsigmoid(-z),
     log_hazard=torch.nn.functional.logsigmoid,
-    quantile=lambda u: torch.log(u) - torch.log1p(-_below_one(u)),
+    quantile=lambda u: torch.log(u) - torch.log1p(-u.clamp(max=1 - 2.0**-53)),
 )
 
 
 def log_prob(noise: Noise, scores: Tensor, k: Tensor, subset: Tensor) -> Tensor:
-    """log P(the sample is `subset`), with derivatives in the scores.
+    """Return log P(the sample is `subset`), with derivatives in the scores.
 
     P = ∫ Π_{j∉S} F(y − s_j) · Π_{i∈S} (1 − F(y − s_i)) · Σ_{i∈S} h(y − s_i) dy: the least of the chosen scores is at y.
 
@@ -115,7 +113,7 @@ def log_prob(noise: Noise, scores: Tensor, k: Tensor, subset: Tensor) -> Tensor:
     scores = torch.where(inside | outside, scores, 0.0)  # a row that is not random goes along as zeros
 
     def log_products(s: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The logarithms of both products at y (…, m), and the places of the chosen, (…, m, n)."""
+        """Return the logarithms of both products at y (…, m), and the places of the chosen, (…, m, n)."""
         z = y.unsqueeze(-1) - s.unsqueeze(-2)
         z_inside = torch.where(inside.unsqueeze(-2), z, -GONE)
         z_outside = torch.where(outside.unsqueeze(-2), z, GONE)
@@ -126,7 +124,7 @@ def log_prob(noise: Noise, scores: Tensor, k: Tensor, subset: Tensor) -> Tensor:
         return log_product + noise.log_hazard(z).logsumexp(-1)
 
     def log_bound(s: Tensor, y: Tensor) -> Tensor:
-        """Concave in y, and at most log k below the integrand: the greatest hazard instead of their sum."""
+        """Bound the integrand from below by at most log k, concave in y: the largest hazard replaces their sum."""
         log_product, z = log_products(s, y)
         return log_product + noise.log_hazard(z.amax(-1))
 
@@ -150,14 +148,14 @@ def log_prob(noise: Noise, scores: Tensor, k: Tensor, subset: Tensor) -> Tensor:
 
 
 def _chunks(count: int, each: Tensor) -> list[Tensor]:
-    """0, …, count − 1 in pieces, for work that holds a few tensors like `each` per number."""
+    """Split 0, …, count − 1 into pieces, for work that holds a few tensors like `each` per number."""
     return list(torch.arange(count, device=each.device).split(max(1, CHUNK // max(1, each.numel()))))
 
 
 def _peak_and_window(
     log_bound: Callable[[Tensor, Tensor], Tensor], s: Tensor, fall: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Where a concave function is greatest, and how far to its left and right it has fallen by `fall`; all (…)."""
+    """Find where a concave function is largest, and how far left and right it has fallen by `fall`; all (…)."""
     margin = 5 + math.log(s.shape[-1])
     low, high = s.amin(-1) - margin, s.amax(-1) + margin
     reach = high - low + 2 * fall
@@ -182,7 +180,7 @@ def _peak_and_window(
 
 @torch.no_grad()
 def inclusion(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
-    """P(i is in the sample) for each i, without derivatives.
+    """Return P(i is in the sample) for each i, without derivatives.
 
     π_i = ∫ (1 − F(y − s_i)) g_i(y) dy, where g_i is the density of the k-th greatest score among the others.
 
@@ -206,7 +204,7 @@ def inclusion(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
 
 
 def _inclusion(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
-    """As above for (r, n) rows of which more than k ≥ 1 are random; the others are −inf."""
+    """Compute `inclusion` for (r, n) rows of which more than k ≥ 1 are random; the others are −inf."""
     s, order = _close_gaps(scores, k)
     total, mass = torch.zeros_like(s), torch.zeros_like(s)
     row, y = _inclusion_nodes(noise, s, k)
@@ -222,7 +220,7 @@ def _inclusion(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
 
 
 def _close_gaps(scores: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """The scores in falling order, relative to the k-th, with gaps cut to what noise may cross; and that order.
+    """Return the scores in falling order, relative to the k-th, with gaps cut to what noise may cross; and that order.
 
     Then no window is wider than a few gaps, however far apart the scores are, and no chance changes by e^−FAR.
     """
@@ -234,7 +232,7 @@ def _close_gaps(scores: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _inclusion_nodes(noise: Noise, s: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """The nodes of all rows in one list: each one's row, and its y."""
+    """List the nodes of all rows: the row of each, and its y."""
     k = k.unsqueeze(-1)
     reach = torch.where(s.isfinite(), s.abs(), 0.0).amax(-1, keepdim=True) + FAR + math.log(s.shape[-1]) + 5
     sides = torch.tensor([-1.0, 1.0], dtype=s.dtype, device=s.device)
@@ -261,7 +259,7 @@ def _inclusion_nodes(noise: Noise, s: Tensor, k: Tensor) -> tuple[Tensor, Tensor
 
 
 def _rarity(noise: Noise, z: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """How far the mean of the count above y is from k, and a bound of −log P(the count is as far off as k)."""
+    """Return how far the mean of the count above y is from k, and a bound of −log P(the count is as far off as k)."""
     log_above, log_below = noise.log_sf(z), noise.log_cdf(z)
     mean, rest, variance = (t.exp().sum(-1) for t in (log_above, log_below, log_above + log_below))
     off = (mean - k).abs()
@@ -271,7 +269,7 @@ def _rarity(noise: Noise, z: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _kth_of_others(noise: Noise, z: Tensor, above: Tensor, k: Tensor) -> Tensor:
-    """At each of m nodes, for each i, the density of the k-th greatest score among the others; (m, n).
+    """Return, at each of m nodes and for each i, the density of the k-th greatest score among the others; (m, n).
 
     It is Σ_{j≠i} f_j P(k − 1 of the others but j are above), and the count's law is the Fourier sum of its
     characteristic function Π φ_j, φ_j(ω) = 1 + q_j (e^iω − 1), at L frequencies: so many that the count, of variance v,
@@ -298,9 +296,17 @@ def _kth_of_others(noise: Noise, z: Tensor, above: Tensor, k: Tensor) -> Tensor:
     return (spectrum.unsqueeze(-1) * inverse * rest).real.sum(-2)
 
 
-def draw(noise: Noise, scores: Tensor, k: Tensor, seed: Tensor, draws: int, stream: int = 0) -> Tensor:
-    """`draws` k-hot samples of each row of the scores (rows, n); (draws, rows, n) float64."""
+def draw(
+    noise: Noise,
+    scores: Tensor,
+    k: Tensor,
+    seed: Tensor,
+    draws: int,
+    uniform: Uniform,
+    hard_topk: HardTopK,
+    stream: int = 0,
+) -> Tensor:
+    """Draw `draws` k-hot samples of each row of the scores (rows, n); (draws, rows, n) float64."""
     shape = (draws, *scores.shape)
-    u = inside(ops.uniform(seed, stream, math.prod(shape))).view(shape)
-    sample: Tensor = ops.hard_topk(scores + noise.quantile(u), k.expand(shape[:-1]), None)
-    return sample
+    u = inside(uniform(seed, stream, math.prod(shape))).view(shape)
+    return hard_topk(scores + noise.quantile(u), k.expand(shape[:-1]), None)

@@ -1,7 +1,7 @@
 """Pivotal sampling along a binary tree on the last dim: neighbours duel until each is 0 or 1.
 
-A node leaves one of its leaves undecided, the survivor, whose probability is what its leaves' sum has beyond a whole
-number: so every duel's odds are known before a coin is thrown. Children with residuals a and b, s = a + b: if s < 1
+A node leaves one of its leaves undecided, the survivor, whose probability is what its leaves' sum has beyond an
+integer: so every duel's odds are known before a coin is thrown. Children with residuals a and b, s = a + b: if s < 1
 one of them becomes 0 and the left goes on with probability a/s; otherwise one becomes 1 and the left goes on with
 probability (1 − a)/(2 − s). The size of the sample does not depend on the coins.
 """
@@ -35,7 +35,7 @@ class Level(NamedTuple):
 
 
 def plan(p: Tensor) -> tuple[list[Level], Tensor]:
-    """The duels from the leaves to the root, and the residual of the root (…); differentiable."""
+    """Return the duels from the leaves to the root, and the residual of the root (…); differentiable."""
     levels = []
     while p.shape[-1] > 1:
         size = p.shape[-1]
@@ -48,7 +48,7 @@ def plan(p: Tensor) -> tuple[list[Level], Tensor]:
 
 
 def coins(n: int) -> int:
-    """How many coins a tree of n leaves takes: one for each node, those with one child included."""
+    """Count the coins that a tree of n leaves takes: one for each node, those with one child included."""
     count = 0
     while n > 1:
         n = (n + 1) // 2
@@ -57,7 +57,10 @@ def coins(n: int) -> int:
 
 
 def sample(p: Tensor, root: Tensor, uniforms: Tensor) -> Tensor:
-    """Bool k-hot (…, n); `root` (…) is the residual from which the last survivor becomes 1, `uniforms` (…, coins)."""
+    """Return a boolean k-hot sample (…, n) for `uniforms` (…, coins).
+
+    The last survivor becomes 1 if its residual is at least `root` (…).
+    """
     levels, residual = plan(p)
     value = (residual >= root)[..., None]
     end = uniforms.shape[-1]
@@ -71,11 +74,11 @@ def sample(p: Tensor, root: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def draw(
-    p: Tensor, is_whole: Tensor, seed: Tensor, order: Tensor | None, is_random: bool, draws: int, is_paired: bool
+    p: Tensor, is_integer: Tensor, seed: Tensor, order: Tensor | None, is_random: bool, draws: int, is_paired: bool
 ) -> Tensor:
-    """`draws` samples of each row of `p` (rows, n) → (draws · rows, n) in the dtype of `p`.
+    """Draw `draws` samples of each row of `p` (rows, n) → (draws · rows, n) in the dtype of `p`.
 
-    Row r throws the coins of its own key, the last one for a size that is not whole. The leaves are in the `order`
+    Row r throws the coins of its own key, the last one for a size that is not an integer. The leaves are in the `order`
     given (rows or 1, n), in a random one of the row's own, or as they come. The second of a pair has the order of the
     first, and the opposite of its coins.
     """
@@ -92,13 +95,13 @@ def draw(
     if is_paired:
         opposite = (1 - noise.UNIT) - uniforms
         uniforms = torch.where(noise.is_second(draws, rows, p.device)[:, None], opposite, uniforms)
-    root = torch.where(is_whole.repeat(draws), 0.5, 1 - uniforms[:, -1])
+    root = torch.where(is_integer.repeat(draws), 0.5, 1 - uniforms[:, -1])
     result = sample(leaves, root, uniforms[:, :-1]).to(p.dtype)
     return result if order is None else torch.empty_like(result).scatter_(-1, order, result)
 
 
 def covariance(p: Tensor) -> Tensor:
-    """Cov(x); (…, n, n). Two leaves meet at one node: −P(both survive until then) · min(ab, (1 − a)(1 − b))."""
+    """Return Cov(x); (…, n, n). Two leaves meet at one node: −P(both survive until then) · min(ab, (1 − a)(1 − b))."""
     levels, _ = plan(p)
     survives = torch.ones_like(p)
     total = torch.diag_embed(p * (1 - p))
@@ -116,20 +119,20 @@ def covariance(p: Tensor) -> Tensor:
 
 
 def _apart(level: Level) -> Tensor:
-    """min(ab, (1 − a)(1 − b)), what the survivors of the two sides covary by, with the sign changed; (…, m)."""
+    """Return min(ab, (1 − a)(1 − b)), minus the covariance of the survivors of the two sides; (…, m)."""
     return torch.minimum(level.left * level.right, (1 - level.left) * (1 - level.right))
 
 
 def _meeting(node: Tensor) -> Tensor:
-    """Whether leaves i and j are under the two children of one parent."""
+    """Tell whether leaves i and j are under the two children of one parent."""
     row, column = node[:, None], node[None, :]
     return (row // 2 == column // 2) & (row != column)
 
 
 def variance_of_sum(p: Tensor, weights: Tensor) -> Tensor:
-    """Var(Σ c x) in O(n): Σ over nodes of min(ab, (1 − a)(1 − b)) · E(c_I − c_J)², I and J the two survivors.
+    """Return Var(Σ c x) in O(n): Σ over nodes of min(ab, (1 − a)(1 − b)) · E(c_I − c_J)², I and J the two survivors.
 
-    A fractional size adds a duel of the last survivor with an item that weighs nothing and makes the sum whole.
+    A fractional size adds a duel of the last survivor with an item that weighs nothing and makes the sum an integer.
     """
     levels, residual = plan(p)
     first, second = weights, weights.square()
@@ -144,20 +147,20 @@ def variance_of_sum(p: Tensor, weights: Tensor) -> Tensor:
 
 
 def shares(level: Level) -> Tensor:
-    """The probability that the left goes on (…, m); ½ where the duel decides nothing."""
+    """Return the probability that the left goes on (…, m); ½ where the duel decides nothing."""
     is_empty = level.total <= 0
     return torch.where(is_empty, 0.5, level.odds / torch.where(is_empty, 1.0, level.total))
 
 
-def last(residual: Tensor, is_whole: Tensor) -> Tensor:
-    """The probability that the last survivor becomes 1: its residual, rounded where the size is a whole number."""
-    return torch.where(is_whole, (residual >= 0.5).to(residual.dtype), residual)
+def last(residual: Tensor, is_integer: Tensor) -> Tensor:
+    """Return the probability that the last survivor becomes 1: its residual, rounded where the size is an integer."""
+    return torch.where(is_integer, (residual >= 0.5).to(residual.dtype), residual)
 
 
-def expectation(p: Tensor, is_whole: Tensor) -> Tensor:
-    """E[x] as the sampler has it, by the recursion that draws with coins replaced by their odds; (…, n)."""
+def expectation(p: Tensor, is_integer: Tensor) -> Tensor:
+    """Return E[x] of the sampler: its recursion with each coin replaced by its odds; (…, n)."""
     levels, residual = plan(p)
-    value = last(residual, is_whole)[..., None]
+    value = last(residual, is_integer)[..., None]
     for level in reversed(levels):
         share, won = shares(level), level.is_won.to(p.dtype)
         pair = share * value + (1 - share) * won, (1 - share) * value + share * won
@@ -165,8 +168,8 @@ def expectation(p: Tensor, is_whole: Tensor) -> Tensor:
     return value
 
 
-def log_prob(p: Tensor, x: Tensor, is_whole: Tensor) -> Tensor:
-    """log P(x) in O(n), differentiable in p.
+def log_prob(p: Tensor, x: Tensor, is_integer: Tensor) -> Tensor:
+    """Return log P(x) in O(n), differentiable in p.
 
     For each node, the probabilities that its decided leaves agree with x and that its survivor's x is 0, or 1.
     """
@@ -186,7 +189,7 @@ def log_prob(p: Tensor, x: Tensor, is_whole: Tensor) -> Tensor:
         is_nil = mass <= 0
         total = total + torch.where(is_nil, -torch.inf, torch.where(is_nil, 1.0, mass).log()).sum((-1, -2))
         agree = agree / torch.where(is_nil, 1.0, mass)
-    root = last(residual, is_whole)
+    root = last(residual, is_integer)
     ends = agree[..., 0, 1] * root + agree[..., 0, 0] * (1 - root)
     is_nil = ends <= 0
     return total + torch.where(is_nil, -torch.inf, torch.where(is_nil, 1.0, ends).log())

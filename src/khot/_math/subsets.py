@@ -1,4 +1,4 @@
-"""The count of independent 0/1 draws, and what it is conditional on being k; on the last dim.
+"""Subsets: the count of independent 0/1 draws given that it is k, on the last dim; and all k-subsets, listed.
 
 With p = σ(z) and S = Σ Bernoulli(p), the characteristic function Φ(ω) = Π φ_i, φ_i = 1 + p_i(e^{iω} − 1), inverted at L
 points. z is tilted, Σ p = k, so that k is the likeliest count: P(S = k) cannot underflow, at most L ~ √V points keep
@@ -7,7 +7,9 @@ what is aliased below e^{−42} (Bernstein), and of those at most `MOST` have |�
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from itertools import combinations
 from typing import NamedTuple
 
 import torch
@@ -30,7 +32,7 @@ class Counts(NamedTuple):
 
 
 def counts(z: Tensor, k: Tensor) -> Counts:
-    """The characteristic function of Σ Bernoulli(σ(z)), for the count k; z (…, n) float64, k (…) whole."""
+    """Return the characteristic function of Σ Bernoulli(σ(z)), for the count k; z (…, n) float64, k (…) integers."""
     n = z.shape[-1]
     p = z.sigmoid()
     variance = (p * torch.sigmoid(-z)).sum(-1).detach()
@@ -40,7 +42,7 @@ def counts(z: Tensor, k: Tensor) -> Counts:
     turns = place / length[..., None]
     step = torch.polar(torch.ones_like(turns), 2 * torch.pi * turns) - 1
     matters = (2 * place < length[..., None]) & (variance[..., None] * -step.real <= NEGLIGIBLE)
-    # ω k to the last digit: whole turns are dropped before they are rounded
+    # ω k to the last digit: full turns are dropped before they are rounded
     phase = -2 * torch.pi * ((place * k[..., None]) % length[..., None]) / length[..., None]
     scale = torch.where(matters, torch.where(place == 0, 1.0, 2.0) / length[..., None], 0.0)
     value = torch.ones_like(step)
@@ -50,12 +52,12 @@ def counts(z: Tensor, k: Tensor) -> Counts:
 
 
 def log_size(c: Counts) -> Tensor:
-    """log P(S = k); (…)."""
+    """Return log P(S = k); (…)."""
     return c.weight.real.sum(-1).log()
 
 
 def without(c: Counts) -> tuple[Tensor, Tensor]:
-    """P(S − x_i = k − 1) and P(S − x_i = k), both relative to P(S = k); (…, n)."""
+    """Return P(S − x_i = k − 1) and P(S − x_i = k), both relative to P(S = k); (…, n)."""
     total = c.weight.real.sum(-1, keepdim=True)
     less, same = [], []
     for part in _parts(c.p, c.step):
@@ -66,19 +68,19 @@ def without(c: Counts) -> tuple[Tensor, Tensor]:
 
 
 def marginals(c: Counts) -> Tensor:
-    """P(x_i = 1 | S = k); (…, n)."""
+    """Return P(x_i = 1 | S = k); (…, n)."""
     less, same = without(c)
     chosen, left = c.p * less, (1 - c.p) * same
     return torch.where(chosen < left, chosen, 1 - left)
 
 
 def spread(c: Counts, less: Tensor, same: Tensor) -> Tensor:
-    """π(1 − π) of the marginals, to relative precision, from what `without` gives; (…, n)."""
+    """Return π(1 − π) of the marginals, to relative precision, from what `without` gives; (…, n)."""
     return c.p * less * (1 - c.p) * same
 
 
 def covariance_product(c: Counts, v: Tensor) -> Tensor:
-    """Cov(x | S = k) v; (…, n). With u_i = p_i e^{iω}/φ_i, E[x_i x_j] = Σ weight u_i u_j off the diagonal."""
+    """Return Cov(x | S = k) v; (…, n). With u_i = p_i e^{iω}/φ_i, E[x_i x_j] = Σ weight u_i u_j off the diagonal."""
     total = c.weight.real.sum(-1, keepdim=True)
     centre = (v * c.p * (1 - c.p)).sum(-1, keepdim=True) / (c.p * (1 - c.p)).sum(-1, keepdim=True).clamp(min=1e-300)
     v = v - centre  # a constant has no covariance with a fixed size, and would only cancel
@@ -96,7 +98,7 @@ def covariance_product(c: Counts, v: Tensor) -> Tensor:
 
 
 def joint(c: Counts, extra: Tensor | None = None) -> Tensor:
-    """E[x_i x_j | S = k], or with `extra` a (…, n) E[x_i x_j Σ a x | S = k]; (…, n, n), the diagonal included."""
+    """Return E[x_i x_j | S = k], or with `extra` a (…, n) E[x_i x_j Σ a x | S = k]; (…, n, n), with the diagonal."""
     total = c.weight.real.sum(-1)[..., None, None]
     u = _chosen(c, slice(None))  # (…, T, n)
     weight = c.weight[..., None]
@@ -118,22 +120,41 @@ def _factors(p: Tensor, step: Tensor) -> Tensor:
 
 
 def _chosen(c: Counts, part: slice) -> Tensor:
-    """p e^{iω}/φ, for the items of the part; (…, T, m)."""
+    """Return p e^{iω}/φ, for the items of the part; (…, T, m)."""
     p = c.p[..., part]
     return p[..., None, :] * (c.step + 1)[..., None] / _factors(p, c.step)
 
 
 def _parts(p: Tensor, step: Tensor) -> Iterator[slice]:
-    """Slices of the last dim, few enough items at once to stay in the cache."""
+    """Yield slices of the last dim, few enough items at once to stay in the cache."""
     n = p.shape[-1]
     width = max(AT_ONCE // max(step.numel(), 1), 1)
     yield from (slice(start, start + width) for start in range(0, n, width))
 
 
 def _product(factors: Tensor) -> Tensor:
-    """The product over the last dim, pairwise: its error grows with log n."""
+    """Multiply over the last dim, pairwise: its error grows with log n."""
     while factors.shape[-1] > 1:
         half = factors.shape[-1] // 2
         rest = factors[..., 2 * half :]
         factors = torch.cat((factors[..., :half] * factors[..., half : 2 * half], rest), -1)
     return factors[..., 0]
+
+
+def number_of_subsets(n: int, k: float) -> int:
+    """Count the subsets of size k; of size ⌊k⌋ and ⌈k⌉ if it is fractional."""
+    return sum(math.comb(n, size) for size in _sizes(k))
+
+
+def _sizes(k: float) -> list[int]:
+    """Return ⌊k⌋ and ⌈k⌉, once if they are the same."""
+    return sorted({math.floor(k), math.ceil(k)})
+
+
+def all_subsets(n: int, k: float, device: torch.device) -> Tensor:
+    """List the subsets as k-hot rows, in lexical order; (count, n) float64."""
+    rows = []
+    for size in _sizes(k):
+        chosen = torch.tensor(list(combinations(range(n), size)), dtype=torch.int64).view(math.comb(n, size), size)
+        rows.append(torch.zeros(len(chosen), n, dtype=torch.float64).scatter_(1, chosen, 1.0))
+    return torch.cat(rows).to(device)

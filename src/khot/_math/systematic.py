@@ -1,6 +1,6 @@
-"""Systematic sampling on the last dim: one uniform u, and the items at which the running sum passes a whole number − u.
+"""Systematic sampling on the last dim: one uniform u, and the items at which the running sum passes an integer − u.
 
-The probabilities are rounded to whole multiples of 1/F, which sum to k exactly in any order of summation.
+The probabilities are rounded to integer multiples of 1/F, which sum to k exactly in any order of summation.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from . import noise
 
 
 def places(n: int) -> int:
-    """log2 of F: as fine as sums up to n allow in 64 bits."""
+    """Return log2 of F: as fine as sums up to n allow in 64 bits."""
     return min(52, 62 - max(n, 1).bit_length())
 
 
 def quantised(p: Tensor, k: Tensor) -> Tensor:
-    """w with w/F = p to rounding and Σw = kF exactly; (…, n) int64. Items that are 0 or 1 stay so.
+    """Return w with w/F = p to rounding and Σw = kF exactly; (…, n) int64. Items that are 0 or 1 stay so.
 
     What rounding leaves is spread in proportion to p(1 − p), the effect of a common shift of the logits; or to the room
     there is, where that would carry an item beyond 0 or 1.
@@ -38,7 +38,7 @@ def quantised(p: Tensor, k: Tensor) -> Tensor:
 
 
 def draw(p: Tensor, k: Tensor, seed: Tensor, draws: int, is_paired: bool) -> Tensor:
-    """`draws` samples of each row of `p` (rows, n) → (draws · rows, n) in the dtype of `p`.
+    """Draw `draws` samples of each row of `p` (rows, n) → (draws · rows, n) in the dtype of `p`.
 
     The second of a pair begins half a turn after the first.
     """
@@ -53,7 +53,7 @@ def draw(p: Tensor, k: Tensor, seed: Tensor, draws: int, is_paired: bool) -> Ten
 
 
 def bounds(c: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The interval of u in which the sample is x, for running sums c of the probabilities (…, n).
+    """Return the interval of u in which the sample is x, for running sums c of the probabilities (…, n).
 
     By item i, as many as x has until there must have been passed: X_i ≤ c_i + u < X_i + 1.
     """
@@ -62,11 +62,11 @@ def bounds(c: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def joint(p: Tensor, k: Tensor) -> Tensor:
-    """P(i and j are drawn); (…, n, n): the lengths of the intervals of u in which both are."""
+    """Return P(i and j are drawn); (…, n, n): the lengths of the intervals of u in which both are."""
     shift = places(p.shape[-1])
     c = quantised(p, k).cumsum(-1)
     one = 1 << shift
-    # The sample changes where c_i + u is a whole number.
+    # The sample changes where c_i + u is an integer.
     starts = torch.cat((torch.zeros_like(c[..., :1]), (-c) & (one - 1)), -1).sort(-1).values  # (…, n + 1)
     ends = torch.cat((starts[..., 1:], torch.full_like(starts[..., :1], one)), -1)
     passed = (c[..., None, :] + starts[..., None]) >> shift

@@ -12,7 +12,7 @@ from torch import Tensor
 from .._files import write as write
 from .._math import cdfs, threshold
 from .._shape import compute_dtype
-from ..designs._sample import sample_khot, sample_relaxed_khot
+from ..designs import sample_khot, sample_relaxed_khot
 from ..relaxations import cauchy_topk, euclidean_topk, hard_topk, laplace_topk, normal_topk, power_topk, sigmoid_topk
 from ._files import markdown_table as markdown_table
 from ._measure import measure as measure

@@ -18,8 +18,8 @@ from torch.nn.functional import cosine_similarity, logsigmoid
 
 from .. import estimators
 from ..designs import ConditionalPoisson, Design, Pivotal, PlackettLuce
-from ..estimators._exact import estimates, exact_gradient, prescribe
-from ..estimators._score import scores
+from ..estimators._loss import score_vectors
+from ..testing._estimator import estimates, exact_gradient, prescribe
 
 N, K = 10, 5
 SEEDS = (1234, 1067, 9198, 9453, 6240, 7044, 1755, 7898, 3131, 1277)
@@ -121,8 +121,8 @@ def _mean(p: Problem) -> Tensor:
 
 def _best_baseline(p: Problem) -> Tensor:
     """E[s² f]/E[s²] for each coordinate."""
-    above = _expectation(p, lambda d, x: scores(d, x).square() * p.fn(x)[:, None])
-    return above / _expectation(p, lambda d, x: scores(d, x).square())
+    above = _expectation(p, lambda d, x: score_vectors(d, x).square() * p.fn(x)[:, None])
+    return above / _expectation(p, lambda d, x: score_vectors(d, x).square())
 
 
 def _taylor_residual(p: Problem) -> Tensor:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..estimators._exact import takes_objective
+from ..estimators import takes_objective
 from ._contenders import CONTENDERS, Contender, Make, Objective
 
 BUDGET = 8

@@ -1,15 +1,20 @@
 """Laws of k-hot vectors with given inclusion probabilities, as torch.distributions."""
 
-from ._brewer import Brewer as Brewer
-from ._conditional_poisson import ConditionalPoisson as ConditionalPoisson
 from ._design import Design as Design
-from ._pareto import Pareto as Pareto
+from ._high_entropy import Brewer as Brewer
+from ._high_entropy import ConditionalPoisson as ConditionalPoisson
+from ._high_entropy import Sampford as Sampford
+from ._horvitz_thompson import horvitz_thompson as horvitz_thompson
+from ._horvitz_thompson import horvitz_thompson_variance as horvitz_thompson_variance
+from ._order import Pareto as Pareto
+from ._order import PlackettLuce as PlackettLuce
 from ._pivotal import Pivotal as Pivotal
-from ._plackett_luce import PlackettLuce as PlackettLuce
-from ._relaxed import KHotStraightThrough as KHotStraightThrough
-from ._relaxed import RelaxedKHot as RelaxedKHot
-from ._sampford import Sampford as Sampford
-from ._systematic import Systematic as Systematic
+from ._pivotal import Systematic as Systematic
+from ._sample import KHotStraightThrough as KHotStraightThrough
+from ._sample import MakesDesign as MakesDesign
+from ._sample import RelaxedKHot as RelaxedKHot
+from ._sample import sample_khot as sample_khot
+from ._sample import sample_relaxed_khot as sample_relaxed_khot
 
 __all__ = [
     "Brewer",

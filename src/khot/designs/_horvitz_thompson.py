@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from .. import _check
-
 
 def horvitz_thompson(values: Tensor, sample: Tensor, probs: Tensor) -> Tensor:
-    """The total of `values` estimated from a sample: without bias, whatever the design.
+    """Estimate the total of `values` from a sample, without bias under any design.
 
     `Σ_{i in the sample} y_i/π_i`.
 
@@ -30,7 +30,7 @@ def horvitz_thompson(values: Tensor, sample: Tensor, probs: Tensor) -> Tensor:
 
     Reference: Horvitz and Thompson, "A generalization of sampling without replacement from a finite universe" (1952).
     """
-    _check.broadcast(values=values, sample=sample, probs=probs)
+    _check_broadcast(values=values, sample=sample, probs=probs)
     is_drawn = sample != 0
     return (sample * torch.where(is_drawn, values, 0.0) / torch.where(is_drawn, probs, 1.0)).sum(-1)
 
@@ -38,7 +38,7 @@ def horvitz_thompson(values: Tensor, sample: Tensor, probs: Tensor) -> Tensor:
 def horvitz_thompson_variance(
     values: Tensor, probs: Tensor, joint_probs: Tensor, *, sample: Tensor | None = None
 ) -> Tensor:
-    """The variance of `horvitz_thompson` for a design of fixed size, exactly or estimated from a sample.
+    """Return the variance of `horvitz_thompson` for a design of fixed size, exactly or estimated from a sample.
 
     `½ Σ_ij (π_i π_j − π_ij)(y_i/π_i − y_j/π_j)²`; with a sample, over its pairs, each divided by π_ij (Sen, Yates and
     Grundy).
@@ -58,8 +58,11 @@ def horvitz_thompson_variance(
         >>> horvitz_thompson_variance(y, design.mean, design.joint_probs())
         tensor(0.7576, dtype=torch.float64)
     """
-    _check.broadcast(values=values, probs=probs)
-    _check.pairs(joint_probs, values.shape[-1])
+    _check_broadcast(values=values, probs=probs)
+    n = values.shape[-1]
+    if not isinstance(joint_probs, Tensor) or tuple(joint_probs.shape[-2:]) != (n, n):
+        got = tuple(joint_probs.shape) if isinstance(joint_probs, Tensor) else type(joint_probs).__name__
+        raise ValueError(f"`joint_probs` must have the shape (…, {n}, {n}); got {got}.")
     if sample is not None:
         values = torch.where(sample != 0, values, 0.0)
     is_possible = probs > 0
@@ -70,3 +73,16 @@ def horvitz_thompson_variance(
         both = sample[..., :, None] * sample[..., None, :]
         less = torch.where(both != 0, both * less / torch.where(both != 0, joint_probs, 1.0), 0.0)
     return (less * apart).sum((-1, -2)) / 2
+
+
+def _check_broadcast(**tensors: Any) -> None:
+    """Raise unless all are real tensors that broadcast."""
+    for name, value in tensors.items():
+        if not isinstance(value, Tensor) or value.is_complex():
+            got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+            raise TypeError(f"`{name}` must be a real torch.Tensor; got {got}.")
+    try:
+        torch.broadcast_shapes(*(value.shape for value in tensors.values()))
+    except RuntimeError:
+        got = ", ".join(f"`{name}` {tuple(value.shape)}" for name, value in tensors.items())
+        raise ValueError(f"These must broadcast: {got}.") from None

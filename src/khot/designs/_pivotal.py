@@ -1,4 +1,4 @@
-"""Tree pivotal sampling, the default design."""
+"""Designs that go along the items once: tree pivotal sampling, the default, and systematic sampling."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import _check, ops
-from .._math import noise, pivotal
+from .._math import noise, pivotal, systematic
 from ._design import Design
 
 
@@ -20,14 +20,11 @@ class Pivotal(Design):
     s < 1) or 1 (if s ≥ 1), and the other goes on with what is left. O(n), in ⌈log2 n⌉ rounds.
 
     Args:
-        probs: inclusion probabilities, (…, n), that sum to k. Items at 0 are never drawn, at 1 always.
-        k: how many, by default the nearest whole number to the sum. A number, or a tensor that broadcasts with the
-            batch. If it is fractional, samples have ⌊k⌋ or ⌈k⌉ ones, still with `E[x] = π`.
-        logits: scores instead of `probs`, with `k`: then `probs = sigmoid_topk(logits, k)`.
+        probs, k, logits, validate_args: as for `Design`; if k is fractional, samples have ⌊k⌋ or ⌈k⌉ ones, still with
+            `E[x] = π`.
         order: which items meet first. "random": an order of its own for each draw, so that every subset can occur.
             "shared": one random order for all draws of a call. "given": as they come, which spreads samples along the
             index (stratification), and gives `log_prob`, `joint_probs` and all that follows from them.
-        validate_args: whether to check what the tensors hold.
 
     Examples:
         >>> design = Pivotal(torch.tensor([0.2, 0.5, 0.5, 0.8]))
@@ -57,22 +54,22 @@ class Pivotal(Design):
         super().__init__(probs, k, logits=logits, validate_args=validate_args)
 
     def fix_order(self, generator: torch.Generator | None = None) -> Self:
-        """The same design with the order "given": one is drawn here, once, for each row of the batch, (*batch, n)."""
+        """Return the same design with the order "given": one is drawn here, once, for each row of the batch."""
         new = self.expand(self._batch_shape)
         keys = noise.bits(noise.seed(generator, self._given.device), self._batch_shape.numel())
         new.order, new._permutation = "given", ops.order(keys, self._event_shape[0]).view(self._given.shape)
         return new
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Self:
-        """The same design over a larger batch."""
+        """Return the same design over a larger batch."""
         new = super().expand(batch_shape, _instance)
         if self._permutation is not None:
             new._permutation = self._permutation.expand(*batch_shape, -1)
         return new
 
     def joint_probs(self) -> Tensor:
-        """The joint inclusion probabilities (*batch, n, n), in closed form; for the order "given"."""
-        mean = self._balanced
+        """Return the joint inclusion probabilities (*batch, n, n), in closed form; for the order "given"."""
+        mean = self._pi
         return (self._covariance() + mean[..., :, None] * mean[..., None, :]).to(self._given.dtype)
 
     @property
@@ -81,7 +78,7 @@ class Pivotal(Design):
         return self._covariance().to(self._given.dtype)
 
     def variance_of_sum(self, weights: Tensor) -> Tensor:
-        """Var(Σ c_i x_i), (*batch), in O(n); for the order "given"."""
+        """Return Var(Σ c_i x_i), (*batch), in O(n); for the order "given"."""
         leaves = self._leaves()
         weights = weights.to(torch.float64)
         weights = self._ordered(weights.expand(torch.broadcast_shapes(weights.shape, leaves.shape)))
@@ -89,13 +86,12 @@ class Pivotal(Design):
 
     def _draw(self, draws: int, seed: Tensor, is_paired: bool = False) -> Tensor:
         n = self._event_shape[0]
-        p = self._sampled.reshape(-1, n)
+        p = self._drawn.reshape(-1, n)
         order = None if self._permutation is None else self._permutation.reshape(-1, n)
         if self.order == "shared":
             order = ops.order(noise.stream_key(seed, 1)[None], n)
-        sample: Tensor = ops.pivotal(
-            p, self._is_whole().reshape(-1), seed, order, self.order == "random", draws, is_paired
-        )
+        is_integer = self._is_integer().reshape(-1)
+        sample: Tensor = ops.pivotal(p, is_integer, seed, order, self.order == "random", draws, is_paired)
         return sample.to(self._given.dtype)
 
     def _draw_pairs(self, draws: int, seed: Tensor) -> Tensor:
@@ -104,9 +100,9 @@ class Pivotal(Design):
     def _log_prob(self, value: Tensor) -> Tensor:
         leaves = self._leaves()
         shape = torch.broadcast_shapes(value.shape, leaves.shape)
-        return pivotal.log_prob(leaves, self._ordered(value.expand(shape)), self._is_whole())
+        return pivotal.log_prob(leaves, self._ordered(value.expand(shape)), self._is_integer())
 
-    def _is_whole(self) -> Tensor:
+    def _is_integer(self) -> Tensor:
         return self._sizes == self._sizes.round()
 
     def _covariance(self) -> Tensor:
@@ -118,9 +114,55 @@ class Pivotal(Design):
         return rows.gather(-1, back[..., None, :].expand(covariance.shape))
 
     def _leaves(self) -> Tensor:
-        """π in the order of the leaves, if there is one."""
-        _check.fixed_order(self.order)
-        return self._ordered(self._balanced)
+        """Return π in the order of the leaves; raise unless there is one for all draws."""
+        if self.order != "given":
+            raise NotImplementedError(
+                f"A pivotal design with the order {self.order!r} is a mixture over all orders; its probabilities of "
+                'subsets and pairs are known for a given one. Use `order="given"`, or `.fix_order(generator)` to draw '
+                "an order once."
+            )
+        return self._ordered(self._pi)
 
     def _ordered(self, t: Tensor) -> Tensor:
         return t if self._permutation is None else t.gather(-1, self._permutation.expand(t.shape))
+
+
+class Systematic(Design):
+    """k-hot samples with exactly the inclusion probabilities asked for, from one uniform per sample.
+
+    `x_i = ⌊c_i + u⌋ − ⌊c_{i−1} + u⌋`, with c the running sum of π. The fastest design, spread evenly along the index;
+    but there are at most n + 1 different samples, and many pairs never occur, or always together.
+
+    Args:
+        probs, k, logits, validate_args: as for `Pivotal`.
+
+    Examples:
+        >>> Systematic(torch.full((8,), 0.25)).sample(generator=torch.Generator().manual_seed(0))
+        tensor([0., 0., 1., 0., 0., 0., 1., 0.])
+
+    Reference: Madow, "On the theory of systematic sampling, II" (1949).
+    """
+
+    takes_fractions = True
+
+    def joint_probs(self) -> Tensor:
+        """Return the joint inclusion probabilities, (*batch, n, n), exactly; in O(n³) operations and O(n²) memory."""
+        return systematic.joint(self._asked, self._sizes).to(self._given.dtype)
+
+    def _draw(self, draws: int, seed: Tensor, is_paired: bool = False) -> Tensor:
+        p = self._drawn.reshape(-1, self._event_shape[0])
+        sample: Tensor = ops.systematic(p, self._sizes.reshape(-1), seed, draws, is_paired)
+        return sample.to(self._given.dtype)
+
+    def _draw_pairs(self, draws: int, seed: Tensor) -> Tensor:
+        return self._draw(draws, seed, is_paired=True)
+
+    def _log_prob(self, value: Tensor) -> Tensor:
+        asked = self._asked
+        sums = asked.cumsum(-1)
+        with torch.no_grad():  # the sums that are sampled, exact where the sum of floats is not
+            one = 1 << systematic.places(asked.shape[-1])
+            exact = systematic.quantised(asked, self._sizes).cumsum(-1).to(torch.float64) / one
+        lower, upper = systematic.bounds(sums + (exact - sums.detach()), value)
+        is_nil = upper <= lower
+        return torch.where(is_nil, -torch.inf, torch.where(is_nil, 1.0, upper - lower).log())

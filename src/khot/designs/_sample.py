@@ -1,23 +1,27 @@
-"""The two algorithms in a call each: a k-hot sample, and a relaxed one."""
+"""Samples with a gradient: k-hot ones and relaxed ones, each as a function and as a distribution."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
+from torch.distributions.utils import clamp_probs
 
-from .. import _check, _shape
+from .. import _check, _shape, ops
+from .._math import noise
+from ..constraints import capped_simplex
 from ..relaxations import hard_topk, sigmoid_topk, straight_through
 from ._design import Design
+from ._parameters import Parameters, can_read, extremes
 from ._pivotal import Pivotal
-from ._relaxed import gumbel
 
 
 class MakesDesign(Protocol):
     """A class of designs, or a `functools.partial` of one."""
 
-    def __call__(self, probs: Tensor, k: float | Tensor, /) -> Design: ...
+    def __call__(self, probs: Tensor, k: float | Tensor, /, *, validate_args: bool) -> Design: ...
 
 
 def sample_khot(
@@ -30,7 +34,7 @@ def sample_khot(
     design: MakesDesign = Pivotal,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """A k-hot sample whose inclusion probabilities are `π = sigmoid_topk(x, k)`, and whose gradient is that of π.
+    """Draw a k-hot sample whose inclusion probabilities are `π = sigmoid_topk(x, k)`, and whose gradient is that of π.
 
     Algorithm 1: π = σ_k(x/T); x ~ design(π); straight-through.
 
@@ -47,8 +51,8 @@ def sample_khot(
     Returns:
         A tensor like `x` of zeros and ones, k of them, with `E = π` exactly (if the design is exact) and the
         derivatives of π. Masked and −inf entries are never drawn, +inf always (up to k of them). A row that cannot be
-        satisfied raises
-        ValueError.
+        satisfied raises ValueError; inside `torch.compile` and transforms of `torch.func`, where values cannot be read,
+        it is NaN.
 
     Examples:
         >>> x = torch.tensor([2.0, 1.0, 0.0, -1.0], requires_grad=True)
@@ -58,11 +62,14 @@ def sample_khot(
         >>> torch.autograd.grad(y[0], x)
         (tensor([ 0.1202, -0.0456, -0.0456, -0.0290]),)
     """
-    _check.call(x, k, dim, temperature, mask)
+    _check.scores(x, dim)
     soft = sigmoid_topk(x.to(torch.float64), k, dim=dim, temperature=temperature, mask=mask)
-    _check.feasible(soft, dim)
     rows = _shape.last(soft.detach(), dim)
-    hard = _shape.from_rows(design(rows, k).sample(generator=generator), dim, torch.float64)
+    if can_read():
+        _check_feasible(soft, dim)
+    else:  # a bad row is drawn as zeros, and NaN again in the end
+        rows = rows.nan_to_num(0.0)
+    hard = _shape.from_rows(design(rows, k, validate_args=False).sample(generator=generator), dim, torch.float64)
     return straight_through(hard, soft).to(x.dtype)
 
 
@@ -76,18 +83,19 @@ def sample_relaxed_khot(
     hard: bool = False,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """A relaxed k-hot sample, `σ_k((x + Gumbel noise)/T)`: Gumbel-softmax for k-hot.
+    """Draw a relaxed k-hot sample, `σ_k((x + Gumbel noise)/T)`: Gumbel-softmax for k-hot.
 
     Args:
         x: scores, (…, n) with n at `dim`.
         k, dim, mask: as for `sigmoid_topk`.
         temperature: T > 0; at T → 0 the sample is that of Gumbel top-k.
-        hard: round it to the k-hot top-k of `x + noise`, with the gradient of the soft one; k is then a whole number.
+        hard: round it to the k-hot top-k of `x + noise`, with the gradient of the soft one; k is then an integer.
         generator: where the randomness comes from; torch's own if None.
 
     Returns:
         A tensor like `x` with entries in [0, 1] that sum to k, differentiable. Masked and −inf entries are 0. Its mean
-        is not `sigmoid_topk(x, k)`; `sample_khot` has that. A row that cannot be satisfied raises ValueError.
+        is not `sigmoid_topk(x, k)`; `sample_khot` has that. A row that cannot be satisfied raises ValueError, or is NaN
+        as in `sample_khot`.
 
     Examples:
         >>> x = torch.tensor([2.0, 1.0, 0.0, -1.0])
@@ -96,10 +104,127 @@ def sample_relaxed_khot(
         >>> sample_relaxed_khot(x, 2, hard=True, generator=torch.Generator().manual_seed(0))
         tensor([1., 1., 0., 0.])
     """
-    _check.call(x, k, dim, temperature, mask)
+    _check.scores(x, dim)
     noisy = x.to(_shape.compute_dtype(x.dtype))  # noise in half precision would have ties
-    noisy = noisy + gumbel(x.shape, noisy, generator)
+    noisy = noisy + noise.gumbel(x.shape, noisy, generator, ops.uniform)
     soft = sigmoid_topk(noisy, k, dim=dim, temperature=temperature, mask=mask)
     sample = straight_through(hard_topk(noisy, k, dim=dim, mask=mask), soft) if hard else soft
-    _check.feasible(sample, dim)
+    if can_read():
+        _check_feasible(sample, dim)
     return sample.to(x.dtype)
+
+
+def _check_feasible(soft: Tensor, dim: int) -> None:
+    """Raise if a row of a relaxation is NaN, because a sample cannot be."""
+    is_bad = soft.detach().isnan().any(dim)
+    if is_bad.any():
+        first = tuple(is_bad.nonzero()[0].tolist())
+        raise ValueError(
+            "`k` must satisfy 0 ≤ k ≤ the number of entries of its row that are neither masked nor −inf, and `x` must "
+            f"not hold NaN; got {int(is_bad.sum())} rows of {is_bad.numel()} that cannot be drawn from"
+            + (f", the first at index {first}." if first else ".")
+        )
+
+
+class KHotStraightThrough(Pivotal):
+    """`Pivotal` whose `rsample` is a k-hot sample with the gradient of the inclusion probabilities.
+
+    The k-hot counterpart of torch's `OneHotCategoricalStraightThrough`, with the arguments of `Pivotal`.
+
+    Examples:
+        >>> x = torch.tensor([2.0, 1.0, 0.0, -1.0], requires_grad=True)
+        >>> KHotStraightThrough(logits=x, k=2).rsample(generator=torch.Generator().manual_seed(0))
+        tensor([1., 1., 0., 0.], grad_fn=<AddBackward0>)
+    """
+
+    has_rsample = True
+
+    def rsample(self, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
+        """Draw k-hot samples, (*sample_shape, *batch, n), whose derivatives are those of `probs`."""
+        hard = self.sample(sample_shape, generator=generator)
+        return straight_through(hard, self.probs.expand(hard.shape))
+
+
+class RelaxedKHot(Parameters):
+    """Relaxed k-hot samples: `σ_k((θ + Gumbel noise)/T)`, the k-hot counterpart of Gumbel-softmax.
+
+    At T → 0 a sample is k-hot, with the law of `PlackettLuce`.
+
+    Args:
+        temperature: T > 0, a number or a tensor that broadcasts to the batch.
+        probs: a point of the capped simplex, (…, n), whose logits are θ.
+        k: how many, by default the nearest integer to the sum of `probs`; may be fractional.
+        logits: θ instead, (…, n), with `k`. −inf is 0 in every sample.
+        validate_args: whether to check what the tensors hold.
+
+    Examples:
+        >>> design = RelaxedKHot(0.5, logits=torch.tensor([2.0, 1.0, 0.0, -1.0]), k=2)
+        >>> design.rsample(generator=torch.Generator().manual_seed(0))
+        tensor([1.0000, 0.7486, 0.2046, 0.0467])
+
+    Reference: Wijk et al., "Differentiable Top-k: From One-Hot to k-Hot" (2025), Algorithm 2.
+    """
+
+    has_rsample = True
+
+    def __init__(
+        self,
+        temperature: float | Tensor,
+        probs: Tensor | None = None,
+        k: float | Tensor | None = None,
+        *,
+        logits: Tensor | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        super().__init__(probs, k, logits=logits, validate_args=validate_args)
+        _check.temperature(temperature, self._given, -1)
+        if self._validate_args and isinstance(temperature, Tensor) and not (temperature > 0).all():
+            raise ValueError(f"`temperature` must be > 0; got {extremes(temperature)}.")
+        self.temperature = temperature
+
+    @property
+    def support(self) -> capped_simplex:
+        """The points of [0, 1]ⁿ that sum to k, as a constraint."""
+        return capped_simplex(self.k)
+
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Self:
+        """Return the same distribution over a larger batch."""
+        new = super().expand(batch_shape, _instance)
+        if isinstance(self.temperature, Tensor):
+            new.temperature = self.temperature.expand(batch_shape)
+        return new
+
+    def rsample(self, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
+        """Draw soft k-hot samples, (*sample_shape, *batch, n), differentiable in the parameters."""
+        theta = self.logits
+        shape = torch.Size(sample_shape) + theta.shape
+        noisy = theta + noise.gumbel(shape, theta, generator, ops.uniform)
+        return sigmoid_topk(noisy, self.k, temperature=self.temperature)
+
+    def sample(self, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
+        """Draw soft k-hot samples without a gradient, (*sample_shape, *batch, n)."""
+        with torch.no_grad():
+            return self.rsample(sample_shape, generator=generator)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log-density on the capped simplex, (…), with respect to any n − 1 of the coordinates.
+
+        With z = T logit y − θ and d = y(1 − y): `(n − 1) log T + log Γ(n) − Σz − n log Σe^{−z} − Σ log d + log Σd`.
+        Items with θ = ±inf are left out.
+        """
+        if self._validate_args:
+            self._validate_sample(value)
+        theta = self.logits.to(torch.float64)
+        is_open = theta.isfinite()
+        y = clamp_probs(value.to(torch.float64))
+        T = torch.as_tensor(self.temperature, dtype=torch.float64, device=theta.device)
+        n = is_open.sum(-1).to(torch.float64)
+        z = torch.where(is_open, T[..., None] * torch.logit(y) - torch.where(is_open, theta, 0.0), torch.inf)
+        d = torch.where(is_open, y * (1 - y), 0.0)
+        spread = (-z).logsumexp(-1)
+        flat = (torch.where(is_open, z, 0.0) + torch.where(is_open, d, 1.0).log()).sum(-1)
+        density = (n - 1) * T.log() + torch.lgamma(n) - flat - n * spread + d.sum(-1).log()
+        return density.to(self.logits.dtype)
+
+    def __repr__(self) -> str:
+        return f"RelaxedKHot(temperature={self.temperature}, {super().__repr__().partition('(')[2]}"

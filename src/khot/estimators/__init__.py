@@ -1,12 +1,13 @@
 """Gradients of E[f(x)] in the parameters of a design: samples with a gradient, and losses with one."""
 
-from ._control import reinmax as reinmax
-from ._control import taylor_control_variate as taylor_control_variate
 from ._imle import AdaptiveStep as AdaptiveStep
 from ._imle import imle as imle
-from ._score import minimum_variance_baseline as minimum_variance_baseline
-from ._score import rloo as rloo
-from ._score import score_function as score_function
+from ._loss import minimum_variance_baseline as minimum_variance_baseline
+from ._loss import reinmax as reinmax
+from ._loss import rloo as rloo
+from ._loss import score_function as score_function
+from ._loss import taylor_control_variate as taylor_control_variate
+from ._shared import takes_objective as takes_objective
 from ._surrogate import relaxed as relaxed
 from ._surrogate import simple as simple
 from ._surrogate import stochastic_times_smooth as stochastic_times_smooth

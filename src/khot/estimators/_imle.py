@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .. import _check
+from .. import _check, _torch
 from ..designs import Design
 from ..relaxations import hard_topk
 
@@ -37,12 +37,13 @@ class AdaptiveStep:
         self._changed = target
 
     def step(self, theta: Tensor, slope: Tensor) -> Tensor:
-        """λ, a number in a tensor."""
-        size, norm = (torch.where(t.norm() > 0, t.norm(), 1.0) for t in (theta, slope))
+        """Return λ, a 0-dimensional tensor; scores of ±inf, which no step moves, do not count."""
+        size, norm = (torch.where(t.isfinite(), t, 0.0).norm() for t in (theta, slope))
+        size, norm = (torch.where(t > 0, t, 1.0) for t in (size, norm))
         return self.strength * size / norm
 
     def update(self, gradient: Tensor) -> None:
-        """Learn from a gradient, (…, n)."""
+        """Adapt α to a gradient, (…, n)."""
         changed = float((gradient != 0).sum(-1, dtype=torch.float64).mean())
         self._changed = self._decay * self._changed + (1 - self._decay) * changed
         self.strength = max(self.strength + (self._rate if self._changed < self._target else -self._rate), self._rate)
@@ -57,7 +58,7 @@ def imle(
     noise_temperature: float = 1.0,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """I-MLE: the k-hot top-k of perturbed scores, whose gradient is the difference to that of scores moved by −λ∇f.
+    """Draw the k-hot top-k of perturbed scores, with its change as scores move by −λ∇f as gradient (I-MLE).
 
     `ĝ = [top-k(θ + ε) − top-k(θ − λ∇f + ε)]/λ`, with one sum-of-gamma noise ε; k of them are about a Gumbel variable.
 
@@ -87,7 +88,8 @@ def imle(
         _check.positive("step", step, hint="")
     _check.positive("noise_temperature", noise_temperature, hint="")
     _check.at_least("terms", terms, 1)
-    theta, k = design.logits, design._sizes
+    theta = design.logits
+    k = torch.as_tensor(design.k, dtype=torch.float64, device=theta.device)
     shape = torch.Size(sample_shape) + theta.shape
     scale = noise_temperature * sum_of_gamma(shape, k, terms, theta, generator)
     result: Tensor = _Imle.apply(theta.expand(shape), scale, k, step)
@@ -95,10 +97,10 @@ def imle(
 
 
 def sum_of_gamma(shape: torch.Size, k: Tensor, terms: int, like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """(Σ_{i ≤ terms} Gamma(1/k, k/i) − log terms)/k: k of them sum to about a Gumbel variable; `shape`."""
+    """Draw (Σ_{i ≤ terms} Gamma(1/k, k/i) − log terms)/k: k of them sum to about a Gumbel variable; `shape`."""
     size = k.clamp(min=1)[..., None, None].to(like.device)
     place = torch.arange(1, terms + 1, dtype=torch.float64, device=like.device)
-    gamma = torch._standard_gamma((1 / size).expand(*shape, terms).contiguous(), generator=generator)
+    gamma = _torch.standard_gamma((1 / size).expand(*shape, terms).contiguous(), generator)
     return (((gamma * size / place).sum(-1) - math.log(terms)) / size[..., 0]).to(like.dtype)
 
 

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .. import _check
-from .._math import successive
+from .. import _check, ops
+from .._math import noise, successive
 from ..designs import ConditionalPoisson, Design
-from ..designs._relaxed import gumbel
 from ..relaxations import hard_topk, sigmoid_topk, straight_through
 
 
@@ -21,7 +20,7 @@ def straight_through_sample(
     antithetic: bool = False,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """A k-hot sample with the gradient of its mean: exact for affine objectives, with no variance, and of first order.
+    """Draw a k-hot sample with the gradient of its mean: for affine objectives exact and without variance.
 
     `x + π − sg(π)`, so `ĝ = Jᵀ∇f(x)`, J = ∂π/∂θ.
 
@@ -48,14 +47,13 @@ def straight_through_sample(
 def simple(
     design: ConditionalPoisson, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None
 ) -> Tensor:
-    """SIMPLE: straight-through with the exact sample and the exact marginals of conditional Poisson.
+    """Draw as SIMPLE: straight-through with the exact sample and the exact marginals of conditional Poisson.
 
     `ĝ = C∇f(x)`, C = Cov(x) = ∂π/∂θ; linear in n, where the published dynamic programme is O(nk).
 
     Args:
         design: a `ConditionalPoisson`.
-        sample_shape: of independent samples.
-        generator: where the randomness comes from; torch's own if None.
+        sample_shape, generator: as for `straight_through_sample`.
 
     Returns:
         k-hot, (*sample_shape, *batch, n).
@@ -80,14 +78,13 @@ def relaxed(
     hard: bool = False,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """A relaxed sample by noise injection, `σ_k((θ + Gumbel noise)/T)`: low variance, biased.
+    """Draw a relaxed sample by noise injection, `σ_k((θ + Gumbel noise)/T)`: low variance, biased.
 
     Args:
         design: whose `logits` θ and k are taken; its law is not.
-        sample_shape: of independent samples.
         temperature: T > 0, a number or a tensor that broadcasts with the batch.
         hard: k-hot forward, this backward.
-        generator: where the randomness comes from; torch's own if None.
+        sample_shape, generator: as for `straight_through_sample`.
 
     Returns:
         In [0, 1], summing to k, (*sample_shape, *batch, n).
@@ -110,16 +107,16 @@ def xie_ermon(
     temperature: float = 1.0,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """The relaxed sample of Xie and Ermon, k successive softmaxes of `(θ + Gumbel noise)/T`; for comparison.
+    """Draw the relaxed sample of Xie and Ermon, k successive softmaxes of `(θ + Gumbel noise)/T`; for comparison.
 
     Args:
         design: whose `logits` θ and k, one for all rows, are taken; its law is not.
-        sample_shape: of independent samples.
         temperature: T > 0.
-        generator: where the randomness comes from; torch's own if None.
+        sample_shape, generator: as for `straight_through_sample`.
 
     Returns:
-        ≥ 0, summing to k, entries may exceed 1; (*sample_shape, *batch, n). O(nk).
+        ≥ 0, summing to k, entries may exceed 1; (*sample_shape, *batch, n). Items with θ = +inf are 1, with −inf 0.
+        O(nk).
 
     Examples:
         >>> seed = torch.Generator().manual_seed(0)
@@ -130,21 +127,23 @@ def xie_ermon(
     Reference: Xie and Ermon, "Reparameterizable subset sampling via continuous relaxations" (2019).
     """
     _check.positive("temperature", temperature, hint="")
-    return successive.softmaxes(_perturbed(design, sample_shape, generator), int(design._one_size()), temperature)
+    sizes = torch.as_tensor(design.k).unique()
+    if len(sizes) != 1 or sizes[0] != sizes[0].round():
+        raise NotImplementedError(f"All rows must have the same integer k for `xie_ermon`; got {sizes.tolist()}.")
+    return successive.softmaxes(_perturbed(design, sample_shape, generator), int(sizes[0]), temperature)
 
 
 def stochastic_times_smooth(
     design: Design, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None
 ) -> Tensor:
-    """A k-hot sample times its smooth inclusion probability: a gate, `x·π`, with the gradient of the factor π.
+    """Draw a k-hot sample times its smooth inclusion probability: a gate, `x·π`, with the gradient of the factor π.
 
     The k-hot form of Bengio's second estimator. It changes the objective, to E[f(x·π)], and its gradient sees the
     drawn items alone.
 
     Args:
         design: whose `mean` π is differentiable.
-        sample_shape: of independent samples.
-        generator: where the randomness comes from; torch's own if None.
+        sample_shape, generator: as for `straight_through_sample`.
 
     Returns:
         k entries above 0, (*sample_shape, *batch, n).
@@ -162,4 +161,4 @@ def stochastic_times_smooth(
 
 def _perturbed(design: Design, sample_shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
     theta = design.logits
-    return theta + gumbel(torch.Size(sample_shape) + theta.shape, theta, generator)
+    return theta + noise.gumbel(torch.Size(sample_shape) + theta.shape, theta, generator, ops.uniform)

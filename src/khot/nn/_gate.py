@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from .. import _check
 from ..designs import Design, Pivotal
-from ..estimators import straight_through_sample
-from ..estimators._exact import takes_objective
+from ..estimators import straight_through_sample, takes_objective
 from ..relaxations import hard_topk, sigmoid_topk
 
 Relaxation = Callable[..., Tensor]

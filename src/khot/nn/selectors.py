@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..designs._sample import sample_khot
+from ..designs import sample_khot
 from ..relaxations import hard_topk, sigmoid_topk
 from ..relaxations import straight_through as straight
 

@@ -3,3 +3,5 @@
 from ._design import check_design as check_design
 from ._estimator import check_estimator as check_estimator
 from ._relaxation import check_relaxation as check_relaxation
+
+__all__ = ["check_design", "check_estimator", "check_relaxation"]

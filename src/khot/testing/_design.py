@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..designs import Design
-from ._laws import close
+from ..relaxations import sigmoid_topk
+from ._laws import broken_laws, close
 
 ALPHA = 1e-3
 """The chance that a right design fails, over all that is counted in one call; the seed is fixed, so it fails or not."""
@@ -83,24 +84,13 @@ def check_design(
         ...
     """
     if isinstance(design, Design):
-        _check(Subject(design, exact, draws, seed), "")
-        return
-    for name, probs in VECTORS.items():
-        made = design(torch.tensor(probs, dtype=torch.float64))
-        _check(Subject(made, exact, draws, seed), f" on {name} probabilities")
-
-
-def _check(s: Subject, where: str) -> None:
-    broken = []
-    for law in LAWS:
-        try:
-            law(s)
-        except Exception as error:  # a law is broken by a wrong number and by a crash alike
-            said = next(iter(str(error).splitlines()), "failed without a message")
-            kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
-            broken.append(f"{law.__name__.replace('_', ' ')}: {kind}{said}")
-    if broken:
-        raise AssertionError(f"not a right design{where}:\n- " + "\n- ".join(broken))
+        designs = {"": design}
+    else:
+        vectors = {name: torch.tensor(probs, dtype=torch.float64) for name, probs in VECTORS.items()}
+        designs = {f" on {name} probabilities": design(probs) for name, probs in vectors.items()}
+    for where, each in designs.items():
+        if broken := broken_laws(LAWS, Subject(each, exact, draws, seed)):
+            raise AssertionError(f"not a right design{where}:" + broken)
 
 
 def sizes(s: Subject) -> None:
@@ -222,10 +212,11 @@ def gradients(s: Subject) -> None:
     except NotImplementedError:
         return
 
+    is_probs = s.design.parameter is s.design.probs  # their sum must stay k, so it is their scores that are moved
+
     def log_prob(theta: Tensor) -> Tensor:
-        made = s.design.expand(())
-        made._given, made._is_probs = theta, False
-        return made.log_prob(x)
+        value = sigmoid_topk(theta, s.design.k) if is_probs else theta
+        return s.design.with_parameter(value).log_prob(x)
 
     assert torch.autograd.gradcheck(log_prob, (logits.requires_grad_(),))
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..designs import ConditionalPoisson, Design
-from ..estimators._exact import estimates, exact_gradient, prescribe, takes_objective
+from ..estimators import takes_objective
 
 EXACT = 1e-10
 MOST_TUPLES = 200_000
@@ -18,7 +19,7 @@ ALPHA = 1e-6
 
 
 def objectives(n: int) -> dict[str, tuple[int, Callable[[Tensor], Tensor]]]:
-    """Test objectives (…, n) → (…) by name, each with its degree (0: none)."""
+    """Return test objectives (…, n) → (…) by name, each with its degree (0: none)."""
     g = torch.Generator().manual_seed(0)
     slope = torch.randn(n, dtype=torch.float64, generator=g)
     square = torch.randn(n, n, dtype=torch.float64, generator=g)
@@ -67,7 +68,7 @@ def check_estimator(
     for name, (of, fn) in objectives(design.event_shape[0]).items():
         if degree is not None and not 0 < of <= degree:
             continue
-        made = design._detached()
+        made = _with_leaf(design)
         exact = exact_gradient(made, fn, made.parameter)
         mean, error = expected_gradient(estimator, design, fn, num_samples, draws)
         bias = mean - exact
@@ -82,19 +83,63 @@ def check_estimator(
 def expected_gradient(
     estimator: Callable[..., Tensor], design: Design, fn: Callable[[Tensor], Tensor], num_samples: int, draws: int
 ) -> tuple[Tensor, Tensor]:
-    """The mean of the estimate, and how far off it may be; (n) each."""
+    """Return the mean of the estimate, and how far off it may be; (n) each."""
     count = num_samples if takes_objective(estimator) else 1
     x = design.enumerate_support()
     generator = torch.Generator().manual_seed(0)
     if len(x) ** count <= MOST_TUPLES:
         tuples = torch.cartesian_prod(*[torch.arange(len(x))] * count).view(-1, count)
-        rows = design.expand((len(tuples),))._detached()
+        rows = _with_leaf(design.expand((len(tuples),)))
         scripted = prescribe(rows, x[tuples].movedim(1, 0))
         each = estimates(estimator, scripted, fn, count, rows.parameter, generator)
         if scripted.was_used:
             chance = design.log_prob(x).exp()[tuples].prod(-1).detach()
             return (chance[:, None] * each).sum(0), torch.tensor(EXACT)
-    rows = design.expand((draws,))._detached()
+    rows = _with_leaf(design.expand((draws,)))
     each = estimates(estimator, rows, fn, count, rows.parameter, generator)
     allowed = math.sqrt(2) * float(torch.erfinv(torch.tensor(1 - ALPHA, dtype=torch.float64)))
     return each.mean(0), EXACT + allowed * each.std(0) / math.sqrt(draws)
+
+
+def _with_leaf(design: Design) -> Design:
+    """Return the same design with a parameter of its own that takes gradients."""
+    return design.with_parameter(design.parameter.detach().requires_grad_())
+
+
+def prescribe(design: Design, samples: Tensor) -> Any:
+    """Return the design with its samples (N, *batch, n) prescribed; `was_used` tells whether they were asked for."""
+
+    def sample(self: Any, sample_shape: Sequence[int] = (), **options: Any) -> Tensor:
+        self.was_used = True
+        return samples.view(*sample_shape, *samples.shape[1:])
+
+    kind = type(design)
+    made: Any = object.__new__(type(kind.__name__, (kind,), {"sample": sample}))
+    made.__dict__.update(design.__dict__)
+    made.was_used = False
+    return made
+
+
+def estimates(
+    estimator: Callable[..., Tensor],
+    design: Design,
+    fn: Callable[[Tensor], Tensor],
+    num_samples: int,
+    parameter: Tensor,
+    generator: torch.Generator,
+) -> Tensor:
+    """Return one estimate for each row of the batch, in the design's `parameter`; (rows, n) both."""
+    if takes_objective(estimator):
+        value = estimator(design, fn, num_samples=num_samples, generator=generator) * len(parameter)  # it is a mean
+    else:
+        shape = (num_samples,) if num_samples > 1 else ()
+        value = fn(estimator(design, shape, generator=generator)).sum()
+    gradient: Tensor = torch.autograd.grad(value, parameter)[0]
+    return gradient if takes_objective(estimator) else gradient / num_samples
+
+
+def exact_gradient(design: Design, fn: Callable[[Tensor], Tensor], parameter: Tensor) -> Tensor:
+    """Return ∇E[f(x)] over all subsets, in the parameter that the design was made from."""
+    x = design.enumerate_support()
+    (gradient,) = torch.autograd.grad((design.log_prob(x).exp() * fn(x)).sum(), parameter)
+    return gradient

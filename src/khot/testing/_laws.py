@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -214,6 +214,19 @@ def precision(s: Subject) -> None:
     for dtype in (torch.float16, torch.bfloat16):
         half = x.to(dtype)
         close(s.fn(half, 2.5), s.fn(half.float(), 2.5).to(dtype), f"{dtype} against float32 rounded once", 0.0)
+
+
+def broken_laws(laws: Iterable[Callable[[Any], None]], subject: Any) -> str:
+    """Return a list of the laws that the subject breaks, a line each, or "" if there are none."""
+    broken = []
+    for law in laws:
+        try:
+            law(subject)
+        except Exception as error:  # a law is broken by a wrong number and by a crash alike
+            said = next(iter(str(error).splitlines()), "failed without a message")
+            kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+            broken.append(f"\n- {law.__name__.replace('_', ' ')}: {kind}{said}")
+    return "".join(broken)
 
 
 LAWS = (

@@ -3,6 +3,7 @@
 import functools
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -10,10 +11,10 @@ from torch import Tensor
 import khot
 from khot import estimators
 from khot.designs import Brewer, ConditionalPoisson, Design, Pivotal, PlackettLuce, Sampford, Systematic
-from khot.estimators._draw import others
-from khot.estimators._exact import exact_gradient
+from khot.estimators import takes_objective
+from khot.estimators._shared import others
 from khot.testing import check_estimator
-from khot.testing._estimator import objectives
+from khot.testing._estimator import exact_gradient, objectives
 
 P = torch.tensor(
     [0.2, 0.5, 0.45, 0.8, 0.35, 0.7], dtype=torch.float64
@@ -105,8 +106,7 @@ def test_straight_through_is_of_first_order(design):
     relative = []
     for h in (0.1, 0.01):
         theta = design.parameter.detach().clone().requires_grad_()
-        moved = design.expand(())
-        moved._given = theta
+        moved = design.with_parameter(theta)
         x = moved.enumerate_support()
 
         def fn(x: Tensor, h: float = h) -> Tensor:
@@ -276,43 +276,6 @@ def test_bad_calls():
         estimators.score_function(design, lambda x: x.sum(-1), baseline=torch.zeros(3))
 
 
-# I-MLE ---------------------------------------------------------------------------------------------------------------
-
-
-def test_sum_of_gamma_is_a_share_of_a_gumbel_variable():
-    """k of them sum to about Gumbel(0, 1): mean γ = .5772 less the tail of the harmonic series, variance π²/6."""
-    from khot.estimators._imle import sum_of_gamma
-
-    k = torch.tensor(5.0, dtype=torch.float64)
-    noise = sum_of_gamma(torch.Size((40_000, 5)), k, 100, torch.zeros((), dtype=torch.float64), generator())
-    total = noise.sum(-1)
-    assert abs(float(total.mean()) - 0.5772) < 0.03
-    assert abs(float(total.var()) - math.pi**2 / 6) < 0.08
-
-
-def test_imle_moves_towards_lower_loss():
-    theta = torch.zeros(6, dtype=torch.float64, requires_grad=True)
-    cost = torch.tensor([3.0, 1.0, 2.0, 0.0, 5.0, 4.0], dtype=torch.float64)
-    g = generator()
-    for step in (2.5, estimators.AdaptiveStep()):
-        theta.data.zero_()
-        for _ in range(300):
-            x = estimators.imle(PlackettLuce(logits=theta, k=2), step=step, generator=g)
-            (gradient,) = torch.autograd.grad((x * cost).sum(), theta)
-            theta.data -= 0.1 * gradient
-        assert set(theta.topk(2).indices.tolist()) == {1, 3}
-
-
-def test_adaptive_steps_adapt():
-    step = estimators.AdaptiveStep(start=0.001, rate=0.01)
-    theta = torch.tensor([3.0, 2.0, -2.0, -3.0], requires_grad=True)
-    g = generator()
-    for _ in range(200):
-        x = estimators.imle(PlackettLuce(logits=theta, k=2), (32,), step=step, noise_temperature=0.1, generator=g)
-        x[..., 0].sum().backward()
-    assert step.strength > 0.1
-
-
 def test_relaxed_and_xie_ermon_samples():
     design = PlackettLuce(logits=THETA, k=2)
     soft = estimators.relaxed(design, (50,), temperature=0.5, generator=generator())
@@ -323,3 +286,45 @@ def test_relaxed_and_xie_ermon_samples():
     torch.testing.assert_close(other.sum(-1), torch.full((50,), 2.0, dtype=torch.float64))
     sharp = estimators.xie_ermon(design, (50,), temperature=1e-3, generator=generator())
     torch.testing.assert_close(sharp.round(), hard, atol=1e-6, rtol=0)
+
+
+def test_xie_ermon_of_certain_items_was_nan():
+    probs = torch.tensor([[1.0, 0.0, 0.3, 0.7], [0.2, 0.5, 0.5, 0.8], [1.0, 1.0, 0.0, 0.0]], dtype=torch.float64)
+    leaf = probs.clone().requires_grad_()
+    y = estimators.xie_ermon(Pivotal(leaf), (50,), generator=generator())
+    torch.testing.assert_close(y.sum(-1), torch.full((50, 3), 2.0, dtype=torch.float64))
+    assert (y[:, 0, :2] == torch.tensor([1.0, 0.0])).all()
+    assert (y[:, 2] == probs[2]).all()
+    rest = estimators.xie_ermon(Pivotal(probs[1]), (50,), generator=generator())
+    assert rest.isfinite().all()
+    (gradient,) = torch.autograd.grad((y * torch.arange(4.0)).sum(), leaf)
+    assert gradient.isfinite().all()
+    assert gradient[0, 2:].abs().min() > 0
+    assert (gradient[2] == 0).all()
+    nothing = estimators.xie_ermon(PlackettLuce(logits=THETA, k=0), generator=generator())
+    assert (nothing == 0).all()
+    bad = THETA.clone()
+    bad[1] = torch.nan
+    law = PlackettLuce(logits=bad, k=2, validate_args=False)
+    assert estimators.xie_ermon(law, generator=generator()).isnan().all()
+    with pytest.raises(NotImplementedError, match="same integer k"):
+        estimators.xie_ermon(PlackettLuce(logits=torch.zeros(2, 4), k=torch.tensor([1, 2])))
+
+
+def test_numpy_numbers_as_sizes_and_counts():
+    design, expected = (ConditionalPoisson(logits=THETA, k=k) for k in (np.int64(2), 2))
+    for estimator in (estimators.straight_through_sample, estimators.relaxed, estimators.xie_ermon, estimators.imle):
+        got, wanted = (estimator(d, (np.int64(3),), generator=generator()) for d in (design, expected))
+        assert torch.equal(got, wanted)
+    for estimator in (*UNBIASED, estimators.reinmax):
+        got, wanted = (
+            estimator(d, lambda x: x[..., 0], num_samples=np.int64(4), generator=generator())
+            for d in (design, expected)
+        )
+        assert torch.equal(got, wanted)
+
+
+def test_the_kind_of_an_estimator_is_told_by_a_parameter_named_fn():
+    assert all(takes_objective(estimator) for estimator in (*UNBIASED, estimators.reinmax, selfish))
+    assert not any(takes_objective(e) for e in (estimators.simple, estimators.imle, estimators.relaxed))
+    assert takes_objective(functools.partial(estimators.rloo, num_samples=4))

@@ -1,15 +1,7 @@
-"""The torch.library ops around the solvers: schemas, fakes, vmap rules, derivatives, and the table of backends.
-
-An op is opaque to compile, export and vmap, and carries its own derivatives of both modes, so that a graph that holds
-it can be trained wherever it goes. `topk`, `margin` and `hard_topk` here are what the rest of khot calls: they take the
-one short cut around the dispatcher, for ordinary CPU tensors while nothing watches, because the dispatcher takes longer
-than a small row does. The kernels given to all devices are eager torch that never reads a value on the host;
-`khot.kernels` takes the CPU over.
-"""
+"""The threshold ops: the short cut around the dispatcher, the derivatives, and the table of backends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,16 +10,14 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.nn import Parameter
 
-from . import _torch
-from ._math import cdfs, implicit, noise, select, threshold
-from ._math import pivotal as _pivotal
-from ._math import systematic as _systematic
-from ._math.cdfs import Cdf, cdf_by_name
-from ._shape import per_row
-from ._torch import dispatch_keys, dispatch_modes, forward_level, function_modes, is_tracing, transforms_active
-from .kernels import cpu as _native
+from .. import _torch
+from .._math import cdfs, implicit, select, threshold
+from .._math.cdfs import Cdf, cdf_by_name
+from .._shape import per_row
+from .._torch import dispatch_keys, dispatch_modes, forward_level, function_modes, is_tracing, transforms_active
+from ..kernels import cpu as _native
+from ._library import LIBRARY, define
 
-LIBRARY = torch.library.Library("khot", "DEF")
 HAS_NATIVE = _native.LIBRARY is not None
 
 # ── the short cut ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -229,39 +219,7 @@ def _tangents(like: Tensor, dx: Tensor | None, dk: Tensor | None, dt: Tensor | N
     return zero if dx is None else dx, dk, dt
 
 
-# ── schemas, fakes, vmap rules ───────────────────────────────────────────────────────────────────────────────────────
-
-
-def _define(
-    name: str,
-    signature: str,
-    kernel: Callable[..., Any],
-    fake: Callable[..., Any],
-    derivative: type[torch.autograd.Function] | None = None,
-) -> Callable[..., Any]:
-    """Define an op whose tensors all have the batch dimensions first; other arguments are numbers, strings or None."""
-    LIBRARY.define(name + signature)
-    LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
-    op: Callable[..., Any] = getattr(torch.ops.khot, name).default
-    torch.library.register_fake(f"khot::{name}", fake, lib=LIBRARY)
-
-    def differentiated(*arguments: Any) -> Any:
-        if derivative is not None:
-            return _torch.derive(derivative, *arguments)
-        with _torch.next_level():  # a constant
-            return op(*arguments)
-
-    def batched(info: Any, dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
-        def lead(t: Any, dim: int | None) -> Any:
-            if not isinstance(t, Tensor):
-                return t
-            return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-
-        return op(*(lead(t, dim) for t, dim in zip(arguments, dims, strict=True))), 0
-
-    LIBRARY.impl(name, differentiated, "Autograd")
-    torch.library.register_vmap(f"khot::{name}", batched, lib=LIBRARY)
-    return op
+# ── schemas ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _like(x: Tensor, *_: Any) -> Tensor:
@@ -291,11 +249,11 @@ def _eager_pull(g: Tensor, y: Tensor, temperature: Tensor, cdf: str) -> Tensor:
 
 
 # x (…, n), k (…) float64, T (…) float64, mask (…, n) or None, the name of the cdf → y (…, n)
-_topk = _define(
+_topk = define(
     "topk", "(Tensor x, Tensor k, Tensor temperature, Tensor? mask, str cdf) -> Tensor", _eager_topk, _like, _TopK
 )
 # as topk, with costs (…, n) or None → z (…, n)
-_margin = _define(
+_margin = define(
     "margin",
     "(Tensor x, Tensor k, Tensor temperature, Tensor? mask, Tensor? costs, str cdf) -> Tensor",
     _eager_margin,
@@ -303,38 +261,15 @@ _margin = _define(
     _Margin,
 )
 # g (…, n), y (…, n), T (…) float64, the name of the cdf → (…, n)
-_topk_pull = _define(
+_topk_pull = define(
     "topk_pull",
     "(Tensor g, Tensor y, Tensor temperature, str cdf) -> Tensor",
     _eager_pull,
     lambda g, y, temperature, cdf: _like(y),
 )
 # x (…, n), k (…) float64, mask (…, n) or None → (…, n)
-_hard_topk = _define("hard_topk", "(Tensor x, Tensor k, Tensor? mask) -> Tensor", select.k_hot, _like)
+_hard_topk = define("hard_topk", "(Tensor x, Tensor k, Tensor? mask) -> Tensor", select.k_hot, _like)
 
-
-def _define_sampler(name: str, signature: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Define an op that draws; it has no rule for vmap, in which each row would have to draw by itself."""
-    LIBRARY.define(name + signature)
-    LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
-    op: Callable[..., Any] = getattr(torch.ops.khot, name).default
-    return op
-
-
-# p (rows, n), whether the size is whole (rows), seed (), order (rows or 1, n) or None → (draws · rows, n)
-pivotal = _define_sampler(
-    "pivotal",
-    "(Tensor p, Tensor is_whole, Tensor seed, Tensor? order, bool is_random, int draws, bool is_paired) -> Tensor",
-    _pivotal.draw,
-)
-# p (rows, n), k (rows), seed () → (draws · rows, n)
-systematic = _define_sampler(
-    "systematic", "(Tensor p, Tensor k, Tensor seed, int draws, bool is_paired) -> Tensor", _systematic.draw
-)
-# keys (…) → (…, n)
-order = _define_sampler("order", "(Tensor keys, int n) -> Tensor", noise.order)
-# seed () → (count,) float64
-uniform = _define_sampler("uniform", "(Tensor seed, int stream, int count) -> Tensor", noise.uniform)
 
 # ── backends ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -363,5 +298,4 @@ LIBRARY.impl("topk", _cpu_topk, "CPU")
 LIBRARY.impl("margin", _cpu_margin, "CPU")
 if HAS_NATIVE:
     LIBRARY.impl("topk_pull", _cpu_pull, "CPU")
-    for _name in ("hard_topk", "pivotal", "systematic", "uniform", "order"):
-        LIBRARY.impl(_name, getattr(_native, _name), "CPU")
+    LIBRARY.impl("hard_topk", _native.hard_topk, "CPU")

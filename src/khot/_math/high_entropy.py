@@ -1,0 +1,140 @@
+"""Sampford's and Brewer's laws on the last dim: exact inclusion probabilities near the greatest entropy.
+
+Sampford: p(s) ∝ Π_s w · Σ_s (1 − π), w = π/(1 − π), by accepting samples of Pareto's law. Brewer: one item after
+another, with odds that make the inclusion probabilities right.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from . import natural, noise, order_sampling, select
+from .natural import Margins
+from .noise import Uniform
+from .order_sampling import HardTopK
+
+FALL = 46.0  # e^−46 is 1e-20
+TRIES = 16
+
+
+def pareto_constants(logits: Tensor, k: Tensor) -> Tensor:
+    """Return c, up to a factor per row, in Pareto's law p(s) ∝ Π_s w · Σ_s c; (…, n), 0 for items that are certain.
+
+    c_i = ∫ e^{g(y)} σ(−θ_i − y) dy, g(y) = ky − Σ log(1 + e^{θ + y}), by the trapezoid rule: g is concave, g'(0) = 0.
+    """
+    is_open = logits.isfinite()
+    theta = torch.where(is_open, logits, 0.0)
+    size = k - (logits == torch.inf).sum(-1)
+
+    def exponent(y: Tensor) -> Tensor:
+        at = logsigmoid(-(theta[..., None, :] + y[..., None])) - logsigmoid(-theta[..., None, :])
+        return size[..., None] * y + (at * is_open[..., None, :]).sum(-1)  # (…, nodes)
+
+    spread = (theta.sigmoid() * torch.sigmoid(-theta) * is_open).sum(-1)
+    reach = (2 * FALL / spread.clamp(min=1e-3)).sqrt()
+    ends = []
+    for sign in (-1.0, 1.0):
+        end = reach
+        while bool((is_short := (exponent(sign * end[..., None])[..., 0] > -FALL) & is_open.any(-1)).any()):
+            end = torch.where(is_short, 1.5 * end, end)
+        ends.append(sign * end)
+    step = torch.minimum(spread.clamp(min=1e-300).rsqrt() / 1.6, torch.full_like(spread, 0.5))
+    nodes = int(((ends[1] - ends[0]) / step).max().ceil()) + 1
+    share = torch.linspace(0, 1, nodes, dtype=theta.dtype, device=theta.device)
+    total = torch.zeros_like(theta)
+    for part in share.split(max((1 << 20) // theta.shape[-1], 1)):
+        y = ends[0][..., None] + (ends[1] - ends[0])[..., None] * part  # (…, nodes)
+        away = torch.sigmoid(-(theta[..., None, :] + y[..., None]))
+        total = total + (exponent(y).exp()[..., None] * away).sum(-2)
+    return torch.where(is_open, total, 0.0)
+
+
+def draw_sampford(
+    p: Tensor, k: Tensor, seed: Tensor, draws: int, uniform: Uniform, hard_topk: HardTopK, margins: Margins
+) -> Tensor:
+    """Draw `draws` samples of each row of p (rows, n); (draws, rows, n) float64.
+
+    Pareto's law is close to Sampford's, so nearly all of its samples are accepted; unless nearly all items are certain:
+    what `TRIES` have not settled is drawn as a mixture.
+    """
+    rows, n = p.shape
+    logits = torch.logit(p)
+    constants = pareto_constants(logits, k)
+    away = torch.where(logits.isfinite(), 1 - p, 0.0)
+    bound = (away / torch.where(constants > 0, constants, torch.inf)).amax(-1)
+    result = p.new_empty(draws * rows, n)
+    left = torch.arange(draws * rows, device=p.device)
+    for attempt in range(TRIES):
+        row = left % rows
+        trial = order_sampling.draw(
+            order_sampling.LOGISTIC, logits[row], k[row], seed, 1, uniform, hard_topk, 2 * attempt
+        )[0]
+        accept = (trial * away[row]).sum(-1) >= (
+            uniform(seed, 2 * attempt + 1, len(left)) * bound[row] * (trial * constants[row]).sum(-1)
+        )
+        result[left[accept]] = trial[accept]
+        left = left[~accept]
+        if len(left) == 0:
+            break
+    else:
+        row = left % rows
+        key = noise.stream_key(seed, 2 * TRIES)
+        result[left] = _mixture(logits[row], away[row], k[row], key, uniform, margins)
+    return result.view(draws, rows, n)
+
+
+def _mixture(logits: Tensor, away: Tensor, k: Tensor, seed: Tensor, uniform: Uniform, margins: Margins) -> Tensor:
+    """Draw one item ∝ (1 − π) times its chance in the law ∝ Π w, and the others from that law."""
+    running = (away * natural.marginals(logits, k, margins)).cumsum(-1)
+    u = uniform(seed, 0, len(logits))[:, None]
+    first = torch.searchsorted(running, u * running[:, -1:], right=True).clamp(max=logits.shape[-1] - 1)
+    z, _ = natural.tilt(logits.scatter(-1, first, torch.inf), k, margins)
+    return natural.draw(z, k, noise.stream_key(seed, 1), 1, uniform)[0]
+
+
+def brewer_odds(p: Tensor, x: Tensor, k: Tensor) -> Tensor:
+    """Return the odds of the next item given those drawn x, (…, n), with sum 1.
+
+    π(R − π)/(R − mπ), R = k − Σ_drawn π, m yet to be drawn.
+    """
+    left = (k - x.sum(-1))[..., None]
+    rest = (k - (p * x).sum(-1))[..., None]
+    is_open = (x == 0) & (p > 0) & (left > 0)
+    weight = torch.where(is_open, p * (rest - p) / torch.where(is_open, rest - left * p, 1.0), 0.0)
+    total = weight.sum(-1, keepdim=True)
+    return weight / torch.where(total > 0, total, 1.0)
+
+
+def draw_brewer(p: Tensor, k: Tensor, seed: Tensor, draws: int, uniform: Uniform) -> Tensor:
+    """Draw `draws` samples of each row of p (rows, n); (draws, rows, n) float64."""
+    rows, n = p.shape
+    x = (p == 1).to(p.dtype).expand(draws, rows, n)
+    for step in range(int((k - (p == 1).sum(-1)).max())):
+        running = brewer_odds(p, x, k).cumsum(-1)
+        total = running[..., -1:]
+        u = uniform(seed, step, draws * rows).view(draws, rows, 1)
+        chosen = torch.searchsorted(running, u * total, right=True).clamp(max=n - 1)
+        x = torch.where(total > 0, x.scatter(-1, chosen, 1.0), x)
+    return x
+
+
+def brewer_log_prob(p: Tensor, k: Tensor, value: Tensor) -> Tensor:
+    """Return log P(value) (…), summed over the orders in which it can be drawn: 2^k sets on the way."""
+    certain = (p == 1).to(p.dtype)
+    free = (value * (1 - certain)).detach()
+    index = select.indices(free)  # (…, m), −1 where there is none
+    m = index.shape[-1]
+    member = torch.arange(1 << m, device=p.device)[:, None] >> torch.arange(m, device=p.device) & 1  # (2^m, m)
+    hot = torch.nn.functional.one_hot(index.clamp(min=0), p.shape[-1]) * (index >= 0)[..., None]  # (…, m, n)
+    drawn = certain[..., None, :] + (member.to(p.dtype) @ hot.to(p.dtype))  # (…, 2^m, n)
+    step = brewer_odds(p[..., None, :], drawn, k[..., None]) @ hot.to(p.dtype).mT  # (…, 2^m, m)
+    chance = [torch.ones_like(value[..., 0])]  # of each set on the way
+    for place in range(1, 1 << m):
+        ways = [chance[place ^ 1 << b] * step[..., place ^ 1 << b, b] for b in range(m) if place >> b & 1]
+        chance.append(torch.stack(ways).sum(0))
+    size = (index >= 0).sum(-1)
+    reached = torch.stack(chance, -1).gather(-1, ((1 << size) - 1)[..., None])[..., 0]
+    is_nil = reached <= 0
+    return torch.where(is_nil, -torch.inf, torch.where(is_nil, 1.0, reached).log())

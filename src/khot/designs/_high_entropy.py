@@ -1,0 +1,309 @@
+"""Designs of the greatest entropy, or close to it: conditional Poisson sampling, Sampford's design and Brewer's.
+
+The law p(x) ∝ exp(θ·x) of k-subsets has derivatives in linear time: ∇ log e_k = π, ∇π = Cov, ∇_π θ = Cov⁺.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.distributions import register_kl
+from torch.nn.functional import logsigmoid
+
+from .. import ops
+from .._math import high_entropy, natural, subsets
+from ..relaxations import hard_topk
+from ._design import Design, is_out
+from ._parameters import logit
+
+MOST_DRAWN = 12
+"""The largest k for which `Brewer` has probabilities of subsets: they take 2^k steps."""
+
+
+class _OfTheta(torch.autograd.Function):
+    """A function of (θ, k) that saves both for its derivatives in θ."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+
+class _LogNormaliser(_OfTheta):
+    """log e_k(e^θ) (…), with z (…, n) and log P(S = k) (…) of the same solve, which have no derivative."""
+
+    @staticmethod
+    def forward(theta: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return natural.log_normaliser(theta, k, ops.sigmoid_margins)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Any) -> None:
+        _OfTheta.setup_context(ctx, inputs, output)
+        ctx.mark_non_differentiable(*output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor, None]:
+        theta, k = ctx.saved_tensors
+        return torch.where(theta.isfinite(), g[..., None] * marginals(theta, k), 0.0), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> tuple[Tensor, None, None]:
+        return (tangent * marginals(*ctx.saved_tensors)).sum(-1), None, None
+
+
+class _Marginals(_OfTheta):
+    """P(x_i = 1), (…, n)."""
+
+    @staticmethod
+    def forward(theta: Tensor, k: Tensor) -> Tensor:
+        return natural.marginals(theta, k, ops.sigmoid_margins)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        theta, k = ctx.saved_tensors
+        return natural.covariance_product(theta, k, g, ops.sigmoid_margins), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        theta, k = ctx.saved_tensors
+        return natural.covariance_product(theta, k, tangent, ops.sigmoid_margins)
+
+
+def log_normaliser(theta: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log e_k(e^θ) (…), z (…, n) and log P(S = k) (…), as `natural.log_normaliser`; θ (…, n) float64."""
+    result: tuple[Tensor, Tensor, Tensor] = _LogNormaliser.apply(theta, k)
+    return result
+
+
+def marginals(theta: Tensor, k: Tensor) -> Tensor:
+    """Return P(x_i = 1); θ (…, n) float64 → (…, n)."""
+    result: Tensor = _Marginals.apply(theta, k)
+    return result
+
+
+class _Solved(torch.autograd.Function):
+    """(p, k, θ) → θ, found before, as a function of its marginals p."""
+
+    @staticmethod
+    def forward(p: Tensor, k: Tensor, theta: Tensor) -> Tensor:
+        return theta.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output, inputs[1])  # the output, which autograd tracks
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        result: Tensor = _CovarianceSolve.apply(*ctx.saved_tensors, g)
+        return result, None, None
+
+
+class _CovarianceSolve(torch.autograd.Function):
+    """v = Cov(θ)⁺ g. Of a cotangent u, with w = Cov⁺ u: w for g, and −∇_θ (w·Cov(θ) v) for θ, v and w held fixed."""
+
+    @staticmethod
+    def forward(theta: Tensor, k: Tensor, g: Tensor) -> Tensor:
+        return natural.covariance_solve(natural.counts(theta, k, ops.sigmoid_margins), g)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2], output)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, u: Tensor) -> tuple[Tensor, None, Tensor]:
+        theta, k, v = ctx.saved_tensors
+        with torch.enable_grad():
+            leaf = theta.detach().requires_grad_()
+            counts = natural.counts(leaf, k, ops.sigmoid_margins)
+            with torch.no_grad():
+                w = natural.covariance_solve(counts, u)
+            (slope,) = torch.autograd.grad((w * subsets.covariance_product(counts, v)).sum(), leaf)
+        return -slope, None, w
+
+
+class ConditionalPoisson(Design):
+    """The law of k-hot vectors of greatest entropy: independent draws, given that they are k in number.
+
+    `p(x) ∝ exp(θ·x)`. Linear in n: the normaliser, the inclusion probabilities and their derivatives take some 30
+    evaluations of the characteristic function of the count, at any n and k.
+
+    Args:
+        probs: the inclusion probabilities wanted, (…, n), that sum to k; θ is then solved for. Items at 0 are never
+            drawn, at 1 always.
+        logits: the natural parameters θ instead, (…, n), with `k`. The inclusion probabilities are then `mean`, which
+            is *not* `sigmoid_topk(θ, k)`: for that mean, give it as `probs`. −inf is never drawn, +inf always.
+        k, validate_args: as for `Design`.
+
+    Examples:
+        >>> design = ConditionalPoisson(logits=torch.tensor([2.0, 1.0, 0.0, -1.0]), k=2)
+        >>> design.mean
+        tensor([0.8808, 0.6944, 0.3056, 0.1192])
+        >>> ConditionalPoisson(design.mean).logits - design.logits  # the same, up to a constant
+        tensor([-0.5000, -0.5000, -0.5000, -0.5000])
+        >>> design.log_prob(torch.tensor([1.0, 1.0, 0.0, 0.0])).exp()
+        tensor(0.5859)
+
+    Reference: Chen, Dempster and Liu, "Weighted finite population sampling to maximize entropy" (1994); Hájek (1964).
+    """
+
+    @property
+    def logits(self) -> Tensor:
+        """θ, up to a constant; (*batch, n)."""
+        return self._theta.to(self._given.dtype) if self._is_probs else self._given
+
+    @property
+    def _theta(self) -> Tensor:
+        """θ in float64, differentiable in the parameter; solved for once if that is `probs`."""
+        if not self._is_probs:
+            return self._given.to(torch.float64)
+        pi, k = self._pi, self._sizes
+        solved = self._once("theta", lambda: ops.natural_parameters(pi, k))
+        return _Solved.apply(pi, k, solved) if torch.is_grad_enabled() else solved
+
+    def _probs_of(self, logits: Tensor) -> Tensor:
+        return marginals(logits, self._sizes)
+
+    def joint_probs(self) -> Tensor:
+        """Return the joint inclusion probabilities, (*batch, n, n), in O(n²)."""
+        return subsets.joint(self._counts()).to(self._given.dtype)
+
+    def variance_of_sum(self, weights: Tensor) -> Tensor:
+        """Return Var(Σ c_i x_i), (*batch), in O(n)."""
+        c = weights.to(torch.float64)
+        c = c.expand(torch.broadcast_shapes(c.shape, self._given.shape))
+        return (c * subsets.covariance_product(self._counts(), c)).sum(-1).to(self._given.dtype)
+
+    @property
+    def mode(self) -> Tensor:
+        """The likeliest subset, the k greatest θ; (*batch, n), ties by lowest index."""
+        return hard_topk(self._theta.detach(), self._sizes).to(self._given.dtype)
+
+    def entropy(self) -> Tensor:
+        """Return log e_k − θ·π, the greatest there is with these inclusion probabilities; (*batch)."""
+        theta = self._theta
+        return -self._mean_log_prob(theta, marginals(theta, self._sizes)).to(self._given.dtype)
+
+    def _mean_log_prob(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Return log p of a subset; or its mean, for a law of subsets with the mean x.
+
+        The value is that of independent draws with Σp = k, over the probability that they are k: θ·x − log e_k, which
+        has the gradient, loses digits where θ is large. One solve gives both.
+        """
+        size, z, log_size = log_normaliser(theta, self._sizes)
+        smooth = (torch.where(theta.isfinite(), theta, 0.0) * x).sum(-1) - size
+        with torch.no_grad():
+            value = torch.where(x > 0, x * logsigmoid(z), 0.0) + torch.where(x < 1, (1 - x) * logsigmoid(-z), 0.0)
+            value = value.sum(-1) - log_size
+            rest = value - torch.where(smooth.isfinite(), smooth, 0.0)
+        return torch.where(value.isfinite(), smooth + rest, value)
+
+    def _counts(self) -> subsets.Counts:
+        return natural.counts(self._theta, self._sizes, ops.sigmoid_margins)
+
+    def _log_prob(self, value: Tensor) -> Tensor:
+        return self._mean_log_prob(self._theta, value)
+
+    def _draw(self, draws: int, seed: Tensor) -> Tensor:
+        n = self._event_shape[0]
+        z, _ = natural.tilt(self._theta.detach(), self._sizes, ops.sigmoid_margins)
+        sample: Tensor = ops.rejective(z.reshape(-1, n), self._sizes.reshape(-1), seed, draws)
+        return sample.to(self._given.dtype)
+
+
+@register_kl(ConditionalPoisson, ConditionalPoisson)  # type: ignore[untyped-decorator]
+def _kl(p: ConditionalPoisson, q: ConditionalPoisson) -> Tensor:
+    """Return KL(p ‖ q) = E_p[log p − log q], which depends on the mean of p alone; +inf if q cannot draw what p can."""
+    theta = p._theta
+    mean = marginals(theta, p._sizes)
+    value = p._mean_log_prob(theta, mean) - q._mean_log_prob(q._theta, mean)
+    return torch.where(p._sizes == q._sizes, value, torch.inf).to(p._given.dtype)
+
+
+class Sampford(Design):
+    """k-hot samples with exactly the inclusion probabilities asked for, within 0.003 nats of the greatest entropy.
+
+    `p(x) ∝ Π_{x_i = 1} π_i/(1 − π_i) · Σ x_i (1 − π_i)`. Samples of `Pareto` are drawn, and nearly all accepted.
+
+    Args:
+        probs, k, logits, validate_args: as for `Design`.
+
+    Examples:
+        >>> design = Sampford(torch.tensor([0.2, 0.5, 0.5, 0.8]))
+        >>> design.log_prob(torch.tensor([0.0, 1.0, 0.0, 1.0])).exp()
+        tensor(0.3394)
+        >>> design.joint_probs()[1, 3]
+        tensor(0.3394)
+
+    Reference: Sampford, "On sampling without replacement with unequal probabilities of selection" (1967).
+    """
+
+    def joint_probs(self) -> Tensor:
+        """Return the joint inclusion probabilities, (*batch, n, n), in O(n²)."""
+        p, size = self._pi, self._sizes
+        theta = logit(p)
+        joint = subsets.joint(subsets.counts(theta, size), 1 - p) / _sampford_norm(p, theta, size)[..., None, None]
+        is_certain = (p == 1).sum(-1) == size  # nothing is left to chance
+        return torch.where(is_certain[..., None, None], p[..., :, None] * p[..., None, :], joint).to(self._given.dtype)
+
+    def _log_prob(self, value: Tensor) -> Tensor:
+        p, size = self._pi, self._sizes
+        theta = logit(p)
+        away = (value * (1 - p)).sum(-1)
+        is_certain = (p == 1).sum(-1) == size
+        norm = torch.where(is_certain, 1.0, _sampford_norm(p, theta, size))
+        log_total = log_normaliser(theta, size)[0] + norm.log()
+        is_nil = away <= 0
+        log = (value * torch.where(theta.isfinite(), theta, 0.0)).sum(-1)
+        log = log + torch.where(is_nil, 1.0, away).log() - log_total
+        log = torch.where(is_nil, -torch.inf, log)
+        return torch.where(is_out(p, value), -torch.inf, torch.where(is_certain, 0.0, log))
+
+    def _draw(self, draws: int, seed: Tensor) -> Tensor:
+        p = self._pi.detach().reshape(-1, self._event_shape[0])
+        sample: Tensor = ops.sampford(p, self._sizes.reshape(-1), seed, draws)
+        return sample.to(self._given.dtype)
+
+
+def _sampford_norm(p: Tensor, theta: Tensor, size: Tensor) -> Tensor:
+    """Return E[Σ x (1 − π)] under the law ∝ Π w."""
+    return (marginals(theta, size) * (1 - p)).sum(-1)
+
+
+class Brewer(Design):
+    """k-hot samples with exactly the inclusion probabilities asked for, drawn one item after another.
+
+    The next item has odds `π(R − π)/(R − mπ)`, with R the probability and m the number that are left. Close to the
+    greatest entropy, without solving for anything; sequential, O(nk).
+
+    Args:
+        probs, k, logits, validate_args: as for `Design`.
+
+    Examples:
+        >>> Brewer(torch.tensor([0.2, 0.5, 0.5, 0.8])).log_prob(torch.tensor([0.0, 1.0, 0.0, 1.0])).exp()
+        tensor(0.3394)
+
+    Reference: Brewer, "A simple procedure for sampling πpswor" (1975).
+    """
+
+    def _draw(self, draws: int, seed: Tensor) -> Tensor:
+        p = self._pi.detach().reshape(-1, self._event_shape[0])
+        sample: Tensor = ops.brewer(p, self._sizes.reshape(-1), seed, draws)
+        return sample.to(self._given.dtype)
+
+    def _log_prob(self, value: Tensor) -> Tensor:
+        p = self._pi
+        left = (value * (p < 1)).sum(-1)
+        if not (left <= MOST_DRAWN).all():
+            raise NotImplementedError(
+                f"`Brewer` has probabilities of subsets up to k = {MOST_DRAWN}; got k = {left.max().item():g}. "
+                "`ConditionalPoisson` and `Sampford` have them for any k."
+            )
+        shape = torch.broadcast_shapes(value.shape, p.shape)
+        log = high_entropy.brewer_log_prob(p.expand(shape), self._sizes.expand(shape[:-1]), value.expand(shape))
+        return torch.where(is_out(p, value), -torch.inf, log)

@@ -1,0 +1,232 @@
+"""The parameter and the size of a distribution over k-hot vectors, and the checks of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.distributions import Distribution, constraints
+
+from .. import _check, ops
+from .._torch import forward_level
+from ..relaxations import sigmoid_topk
+
+
+class Parameters(Distribution):
+    """A distribution over hard or soft k-hot vectors, made from `probs` or `logits` and a size k. Abstract."""
+
+    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {
+        "probs": constraints.independent(constraints.unit_interval, 1),
+        "logits": constraints.real_vector,
+    }
+    takes_fractions: ClassVar[bool] = True
+    """Whether the size may be fractional; samples then have ⌊k⌋ or ⌈k⌉ ones."""
+
+    def __init__(
+        self,
+        probs: Tensor | None = None,
+        k: float | Tensor | None = None,
+        *,
+        logits: Tensor | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        given = _check_parameter(probs, logits, k)
+        batch = torch.broadcast_shapes(given.shape[:-1], k.shape) if isinstance(k, Tensor) else given.shape[:-1]
+        self._given = given if given.shape[:-1] == batch else given.expand(*batch, -1)
+        self._is_probs = logits is None
+        self._kept: dict[str, tuple[list[int], Tensor]] = {}
+        self.k: float | Tensor = given.detach().sum(-1, dtype=torch.float64).round() if k is None else k
+        super().__init__(batch, given.shape[-1:], validate_args=False)
+        wanted = Distribution._validate_args if validate_args is None else validate_args
+        self._validate_args = wanted and can_read()
+        if self._validate_args:
+            if self._is_probs:
+                _check_probs(self._given, self._sizes)
+            _check_sizes(self._sizes, given.shape[-1], type(self).__name__, self.takes_fractions)
+            if not self._is_probs:
+                _check_choice(self._given, self._sizes, "logits", "−inf", "+inf")
+
+    @property
+    def parameter(self) -> Tensor:
+        """The tensor that it was made from, `probs` or `logits`, over the whole batch; (*batch, n)."""
+        return self._given
+
+    @property
+    def probs(self) -> Tensor:
+        """The inclusion probabilities asked for, (*batch, n)."""
+        return self._given if self._is_probs else self._asked.to(self._given.dtype)
+
+    @property
+    def logits(self) -> Tensor:
+        """Scores whose `sigmoid_topk` is `probs`, (*batch, n)."""
+        return logit(self._given) if self._is_probs else self._given
+
+    @property
+    def _asked(self) -> Tensor:
+        """`probs` in float64, before they are rounded to the parameter's dtype; differentiable in the parameter."""
+        if self._is_probs:
+            return self._given.to(torch.float64).clamp(0, 1)
+        if self._is_moving():
+            return self._probs_of(self._given.to(torch.float64))
+        return self._once("asked", lambda: self._probs_of(self._given.to(torch.float64)))
+
+    def _probs_of(self, logits: Tensor) -> Tensor:
+        """Return the inclusion probabilities for float64 logits."""
+        return sigmoid_topk(logits, self.k)
+
+    def _once(self, name: str, solve: Callable[[], Tensor]) -> Tensor:
+        """Return `solve()` without a gradient, (*batch, n), solved once for the present values of the parameter.
+
+        Numbers are kept, never a graph, so that a backward pass frees nothing that is needed again. They are solved for
+        anew after the parameter, k or the result was changed in place. Nothing is kept if an optimizer may change the
+        parameter unnoticed, or while torch traces.
+        """
+        if self._is_moving():
+            with torch.no_grad():
+                return solve()
+        if name not in self._kept or self._kept[name][0] != self._versions(self._kept[name][1]):
+            with torch.inference_mode(False), torch.no_grad():  # they may be asked for again with gradients
+                value = solve()
+            self._kept[name] = self._versions(value), value
+        return self._kept[name][1]
+
+    def _is_moving(self) -> bool:
+        """Tell whether logits or k take gradients (fused optimizers change them uncounted), or torch traces."""
+        tensors = () if self._is_probs else (self._given, self.k)
+        return _is_traced() or any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
+
+    def _versions(self, value: Tensor) -> list[int]:
+        """Return how often each tensor that a kept value depends on was changed in place."""
+        tensors = (self._given, self.k, value)
+        return [t._version for t in tensors if isinstance(t, Tensor) and not t.is_inference()]
+
+    @property
+    def _sizes(self) -> Tensor:
+        """The size of every row, (*batch) float64."""
+        k = torch.as_tensor(self.k, dtype=torch.float64, device=self._given.device)
+        return k.detach().expand(self._given.shape[:-1])
+
+    def with_parameter(self, value: Tensor) -> Self:
+        """Return the same distribution with another value of its `parameter`, of the same shape.
+
+        Its values are not checked. With `parameter.detach().requires_grad_()` it is a copy with a leaf of its own.
+        """
+        _check.same_shape("value", value, self._given, "parameter")
+        new = self.expand(self._batch_shape)
+        new._given, new._kept = value, {}
+        return new
+
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Self:
+        """Return the same distribution over a larger batch; (…, n) parameters are viewed, not copied."""
+        new: Self = type(self).__new__(type(self)) if _instance is None else _instance
+        shape = torch.Size(batch_shape)
+        new.__dict__.update(self.__dict__)
+        new._given = self._given.expand(*shape, -1)
+        new._kept = {name: (versions, t.expand(*shape, -1)) for name, (versions, t) in self._kept.items()}
+        if isinstance(self.k, Tensor):
+            new.k = self.k.expand(shape)
+        new._batch_shape = shape
+        return new
+
+    def __repr__(self) -> str:
+        shape = f"batch_shape={tuple(self._batch_shape)}, n={self._event_shape[0]}"
+        k = self._sizes
+        is_one = k.numel() > 0 and bool((k == k.flatten()[0]).all())
+        return f"{type(self).__name__}({shape}, k={f'{float(k.flatten()[0]):g}' if is_one else 'per row'})"
+
+
+def can_read() -> bool:
+    """Tell whether tensor values can be read on the host: not inside torch.compile or a transform of torch.func."""
+    return not ops.is_watched()
+
+
+def _is_traced() -> bool:
+    return not can_read() or forward_level(forward_ad) >= 0
+
+
+def logit(p: Tensor) -> Tensor:
+    """Return logit p; ±inf with gradient 0 where p is 0 or 1: the derivative there is infinite, and 0 times it NaN."""
+    is_open = (p > 0) & (p < 1)
+    return torch.where(is_open, torch.logit(torch.where(is_open, p, 0.5)), torch.logit(p.detach()))
+
+
+# Checks --------------------------------------------------------------------------------------------------------------
+
+
+def _check_parameter(probs: Any, logits: Any, k: Any) -> Tensor:
+    """Return the parameter given; raise unless it is exactly one, with a count that fits."""
+    if (probs is None) == (logits is None):
+        raise ValueError("Give one of `probs` and `logits`; got " + ("both." if probs is not None else "neither."))
+    name, value = ("probs", probs) if logits is None else ("logits", logits)
+    _check.scores(value, -1, name)
+    if value.shape[-1] == 0:
+        raise ValueError(f"`{name}` must have at least one item in its last dim; got {tuple(value.shape)}.")
+    if k is None and logits is not None:
+        raise ValueError("`k` must be given with `logits`; only `probs` have a sum.")
+    if isinstance(k, Tensor):
+        if k.dtype == torch.bool or k.is_complex():
+            raise TypeError(f"`k` must be an integer or floating tensor; got {k.dtype}.")
+        try:
+            torch.broadcast_shapes(k.shape, value.shape[:-1])
+        except RuntimeError:
+            got = f"{tuple(k.shape)} and {tuple(value.shape[:-1])}"
+            raise ValueError(f"`k` must broadcast with the batch of `{name}`; got {got}.") from None
+        _check.same_device("k", k, value, name)
+    elif k is not None:
+        _check.count(k, value, -1)
+    checked: Tensor = value
+    return checked
+
+
+def _check_sizes(k: Tensor, n: int, design: str, takes_fractions: bool) -> None:
+    """Raise unless a design of n items can have the sizes k."""
+    if not ((k >= 0) & (k <= n)).all():
+        raise ValueError(f"`k` must satisfy 0 ≤ k ≤ {n} (number of items); got {extremes(k)}.")
+    if not takes_fractions and not (k == k.round()).all():
+        raise ValueError(
+            f"`k` must be an integer for `{design}`; got {k[k != k.round()][0].item():.9g}. "
+            "`Pivotal` and `Systematic` take fractions."
+        )
+
+
+def _check_choice(scores: Tensor, k: Tensor, name: str, never: str, always: str) -> None:
+    """Raise unless k of the items can be drawn and at most k must be."""
+    if scores.isnan().any():
+        raise ValueError(f"`{name}` must not hold NaN.")
+    possible, forced = (scores > -torch.inf).sum(-1), (scores == torch.inf).sum(-1)
+    if not (possible >= k).all():
+        got = possible.flatten()[(possible - k).argmin()].item()
+        raise ValueError(f"`{name}` must exceed {never} for at least k items; got a row with {got}.")
+    if not (forced <= k).all():
+        got = forced.flatten()[(k - forced).argmin()].item()
+        raise ValueError(f"`{name}` must be {always} for at most k items; got a row with {got}.")
+
+
+def _check_probs(probs: Tensor, k: Tensor) -> None:
+    """Raise unless all lie in [0, 1] and sum to k, within what their dtype allows."""
+    probs = probs.detach()
+    least, most = torch.aminmax(probs) if probs.numel() else (probs.new_zeros(()), probs.new_zeros(()))
+    tolerance = {torch.float64: 1e-9, torch.float32: 1e-5}.get(probs.dtype, 1e-3)
+    if not (least >= -tolerance and most <= 1 + tolerance):
+        raise ValueError(f"`probs` must lie in [0, 1]; got values from {least.item():g} to {most.item():g}.")
+    total = probs.sum(-1, dtype=torch.float64)
+    error = (total - k).abs()
+    if (error >= 0.5).any():  # the tolerance of a large k may hide one item too few or too many
+        choice = torch.where(probs >= 1, torch.inf, torch.where(probs > 0, 0.0, -torch.inf))
+        _check_choice(choice, k, "probs", "0", "1")
+    if not (error <= tolerance * k.clamp(min=1)).all():
+        worst = error.argmax()
+        raise ValueError(
+            f"`probs` must sum to k, within {tolerance:g}·max(k, 1) for {probs.dtype}; got the sum "
+            f"{total.flatten()[worst].item():.9g} where k = {k.flatten()[worst].item():g}. "
+            "Use `logits=` with `k=`, or, for a fractional size, give `k=` too."
+        )
+
+
+def extremes(values: Tensor) -> str:
+    """Describe the range of a tensor's values."""
+    least, most = values.min().item(), values.max().item()
+    return f"{least:g}" if least == most else f"values from {least:g} to {most:g}"

@@ -1,0 +1,224 @@
+"""Loss estimators: the score function, which needs no derivative of the objective, and those that use both."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import _check
+from ..designs import ConditionalPoisson, Design
+from ._shared import Objective, check_baseline, draw, evaluate, evaluate_with_gradient, others, with_gradient
+
+
+def score_function(
+    design: Design,
+    fn: Objective,
+    *,
+    num_samples: int = 1,
+    baseline: float | Tensor = 0.0,
+    coordinate_baseline: Tensor | None = None,
+    antithetic: bool = False,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Estimate ∇E[f(x)] by the score function (REINFORCE): unbiased, for any f, black boxes included.
+
+    `ĝ = (f(x) − b) ∇log p(x)`, averaged over samples.
+
+    Args:
+        design: whose samples x, (*batch, n), have a `log_prob`.
+        fn: (…, n) → (…), a loss for each sample.
+        num_samples: how many samples.
+        baseline: b, which must not depend on the samples: a number or a tensor that broadcasts to (*batch).
+        coordinate_baseline: one for each coordinate of the parameter instead, which broadcasts to (*batch, n): see
+            `minimum_variance_baseline`.
+        antithetic: draw pairs of opposite samples (`Pivotal`, `Systematic`).
+        generator: where the randomness comes from; torch's own if None.
+
+    Returns:
+        The mean of the losses, over samples and batch, whose gradient in the design's parameter is the estimate; what
+        else `fn` depends on gets its ordinary gradient.
+
+    Examples:
+        >>> seed = torch.Generator().manual_seed(0)
+        >>> x = torch.zeros(4, requires_grad=True)
+        >>> design = khot.designs.ConditionalPoisson(logits=x, k=2)
+        >>> loss = score_function(design, lambda s: s[..., 0] * s[..., 1], num_samples=1000, generator=seed)
+        >>> torch.autograd.grad(loss, x)[0]  # about (1, 1, −1, −1)/12
+        tensor([ 0.0785,  0.0785, -0.0785, -0.0785])
+
+    Reference: Williams (1992); for subsets, Wijk et al., "SFESS" (2024).
+    """
+    x = draw(design, num_samples, generator, antithetic)
+    losses = evaluate(fn, x)
+    if coordinate_baseline is not None:
+        check_baseline("coordinate_baseline", coordinate_baseline, design.batch_shape + design.event_shape)
+        weight = losses.detach()[..., None] - coordinate_baseline
+        return with_gradient(losses, (weight * score_vectors(design, x) * design.parameter).sum(-1))
+    check_baseline("baseline", baseline, design.batch_shape)
+    return with_gradient(losses, (losses.detach() - baseline) * design.log_prob(x))
+
+
+def rloo(
+    design: Design,
+    fn: Objective,
+    *,
+    num_samples: int = 2,
+    antithetic: bool = False,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Estimate ∇E[f(x)] by leaving one out: unbiased, for any f, with the other samples as the baseline.
+
+    `ĝ = (1/N) Σ_j (f(x_j) − mean of the other f) ∇log p(x_j)`.
+
+    Args:
+        num_samples: N ≥ 2.
+        antithetic: draw pairs of opposite samples (`Pivotal`, `Systematic`); the baseline then leaves out the pair, and
+            N ≥ 4.
+        design, fn, generator: as for `score_function`.
+
+    Returns:
+        As `score_function`.
+
+    Examples:
+        >>> seed = torch.Generator().manual_seed(0)
+        >>> x = torch.zeros(4, requires_grad=True)
+        >>> design = khot.designs.ConditionalPoisson(logits=x, k=2)
+        >>> loss = rloo(design, lambda s: s[..., 0] * s[..., 1], num_samples=1000, generator=seed)
+        >>> torch.autograd.grad(loss, x)[0]  # about (1, 1, −1, −1)/12
+        tensor([ 0.0784,  0.0781, -0.0761, -0.0805])
+
+    Reference: Kool, van Hoof and Welling, "Buy 4 REINFORCE samples, get a baseline for free!" (2019).
+    """
+    _check.at_least("num_samples", num_samples, 4 if antithetic else 2)
+    x = draw(design, num_samples, generator, antithetic)
+    losses = evaluate(fn, x)
+    fixed = losses.detach()
+    return with_gradient(losses, (fixed - others(fixed, antithetic)) * design.log_prob(x))
+
+
+def minimum_variance_baseline(design: Design, samples: Tensor, losses: Tensor) -> Tensor:
+    """Return the baseline of least variance for each coordinate of the parameter, from samples not used again.
+
+    `b_i = E[s_i² f]/E[s_i²]`, with s = ∇log p.
+
+    Args:
+        design: of the samples.
+        samples: (S, *batch, n).
+        losses: (S, *batch).
+
+    Returns:
+        (*batch, n), for `score_function`'s `coordinate_baseline`; keep a moving average of it in training.
+
+    Examples:
+        >>> seed = torch.Generator().manual_seed(0)
+        >>> design = khot.designs.ConditionalPoisson(logits=torch.zeros(4), k=2)
+        >>> x = design.sample((1000,), generator=seed)
+        >>> minimum_variance_baseline(design, x, x[..., 0] + 1)
+        tensor([1.5010, 1.5010, 1.5010, 1.5010])
+
+    Reference: Bengio, Léonard and Courville, "Estimating or propagating gradients through stochastic neurons" (2013).
+    """
+    square = score_vectors(design, samples).square()
+    total = square.sum(0)
+    return (square * losses.detach()[..., None]).sum(0) / torch.where(total > 0, total, 1.0)
+
+
+def score_vectors(design: Design, x: Tensor) -> Tensor:
+    """Return ∇log p(x) in the design's own parameter, for each sample; (S, *batch, n)."""
+    if isinstance(design, ConditionalPoisson) and design.parameter is design.logits:
+        return x - design.mean.detach()
+    own = design.with_parameter(design.parameter.detach().requires_grad_())
+    log_prob = own.log_prob(x)
+    rows = [torch.autograd.grad(each.sum(), own.parameter, retain_graph=True)[0] for each in log_prob]
+    return torch.stack(rows)
+
+
+def taylor_control_variate(
+    design: Design,
+    fn: Objective,
+    *,
+    num_samples: int = 1,
+    baseline: float | Tensor | None = None,
+    antithetic: bool = False,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Estimate by the score function what a first-order expansion about π leaves (MuProp for k-hot): unbiased.
+
+    `ĝ = [f(x) − f(π) − ∇f(π)·(x − π) − b] ∇log p(x) + Jᵀ∇f(π)`, J = ∂π/∂θ.
+
+    Args:
+        design: whose `mean` π is differentiable and whose samples have a `log_prob`.
+        fn: (…, n) → (…), differentiable, and defined at π too.
+        num_samples: how many samples; one evaluation more is made at π.
+        baseline: b, close to the mean of the residual in brackets: a number or a tensor that broadcasts to (*batch);
+            None takes the mean over the other samples, and 0 if there is one only.
+        antithetic: draw pairs of opposite samples (`Pivotal`, `Systematic`).
+        generator: where the randomness comes from; torch's own if None.
+
+    Returns:
+        As `score_function`.
+
+    Examples:
+        >>> seed = torch.Generator().manual_seed(0)
+        >>> x = torch.zeros(4, requires_grad=True)
+        >>> design = khot.designs.ConditionalPoisson(logits=x, k=2)
+        >>> loss = taylor_control_variate(design, lambda s: s[..., 0] * s[..., 1], num_samples=1000, generator=seed)
+        >>> torch.autograd.grad(loss, x)[0]  # about (1, 1, −1, −1)/12
+        tensor([ 0.0842,  0.0839, -0.0819, -0.0862])
+
+    Reference: Gu, Levine, Sutskever and Mnih, "MuProp" (2016).
+    """
+    x = draw(design, num_samples, generator, antithetic)
+    mean = design.mean
+    losses = evaluate(fn, x)
+    centre, slope = evaluate_with_gradient(fn, mean)
+    residual = (losses - centre - (slope * (x - mean)).sum(-1)).detach()
+    weight = residual - _baseline(baseline, residual, antithetic, design)
+    return with_gradient(losses, weight * design.log_prob(x) + (slope * mean).sum(-1))
+
+
+def reinmax(
+    design: Design,
+    fn: Objective,
+    *,
+    num_samples: int = 1,
+    baseline: float | Tensor | None = None,
+    antithetic: bool = False,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Estimate by second-order straight-through (Heun's rule, ReinMax for k-hot): exact on average for quadratic f.
+
+    `ĝ = ½ Jᵀ∇f(x) + ½ [∇f(x)·(x − π) − b] ∇log p(x)`.
+
+    For other f it is biased, at times more than straight-through.
+
+    Args:
+        design, fn, num_samples, baseline, antithetic, generator: as for `taylor_control_variate`; `fn` is evaluated at
+            samples alone, and b is close to the mean of ∇f(x)·(x − π).
+
+    Returns:
+        As `score_function`.
+
+    Examples:
+        >>> seed = torch.Generator().manual_seed(0)
+        >>> x = torch.zeros(4, requires_grad=True)
+        >>> design = khot.designs.ConditionalPoisson(logits=x, k=2)
+        >>> loss = reinmax(design, lambda s: s[..., 0] * s[..., 1], num_samples=1000, generator=seed)
+        >>> torch.autograd.grad(loss, x)[0]  # about (1, 1, −1, −1)/12
+        tensor([ 0.0816,  0.0810, -0.0791, -0.0835])
+
+    Reference: Liu, Dong, Liu, Yu and Gao, "Bridging discrete and backpropagation" (2023), for one-hot.
+    """
+    x = draw(design, num_samples, generator, antithetic)
+    mean = design.mean
+    losses, slope = evaluate_with_gradient(fn, x)
+    along = (slope * (x - mean)).sum(-1).detach()
+    weight = along - _baseline(baseline, along, antithetic, design)
+    return with_gradient(losses, ((slope * mean).sum(-1) + weight * design.log_prob(x)) / 2)
+
+
+def _baseline(baseline: float | Tensor | None, values: Tensor, antithetic: bool, design: Design) -> float | Tensor:
+    if baseline is None:
+        return others(values, antithetic)
+    check_baseline("baseline", baseline, design.batch_shape)
+    return baseline

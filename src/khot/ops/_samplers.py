@@ -1,0 +1,79 @@
+"""The ops that draw, and that solve for the law to draw from."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from .._math import cdfs, high_entropy, natural, noise
+from .._math import pivotal as _pivotal
+from .._math import systematic as _systematic
+from ..kernels import cpu as _native
+from ._library import LIBRARY, define, define_sampler
+from ._topk import hard_topk, margin
+
+
+def sigmoid_margins(theta: Tensor, k: Tensor) -> Tensor:
+    """Return the z = θ + λ with Σσ(z) = k, without a gradient; θ (…, n) float64, k (…) float64."""
+    return margin(theta.detach(), k, 1.0, None, None, cdfs.SIGMOID)
+
+
+# keys (…) → (…, n)
+order = define(
+    "order", "(Tensor keys, SymInt n) -> Tensor", noise.order, lambda keys, n: keys.new_empty((*keys.shape, n))
+)
+# seed () → (count,) float64
+uniform = define_sampler(
+    "uniform",
+    "(Tensor seed, int stream, SymInt count) -> Tensor",
+    noise.uniform,
+    lambda seed, stream, count: seed.new_empty((count,), dtype=torch.float64),
+)
+# p (rows, n) float32 or float64, whether the size is an integer (rows), seed (), order (rows or 1, n) or None
+# → (draws · rows, n)
+pivotal = define_sampler(
+    "pivotal",
+    "(Tensor p, Tensor is_integer, Tensor seed, Tensor? order, bool is_random, SymInt draws, bool is_paired) -> Tensor",
+    _pivotal.draw,
+    lambda p, is_integer, seed, order, is_random, draws, is_paired: p.new_empty((draws * p.shape[0], p.shape[1])),
+)
+# p (rows, n) float32 or float64, k (rows), seed () → (draws · rows, n)
+systematic = define_sampler(
+    "systematic",
+    "(Tensor p, Tensor k, Tensor seed, SymInt draws, bool is_paired) -> Tensor",
+    _systematic.draw,
+    lambda p, k, seed, draws, is_paired: p.new_empty((draws * p.shape[0], p.shape[1])),
+)
+# p (rows, n) float64, or tilted z for `rejective`, k (rows) float64, seed () → (draws, rows, n)
+_SAMPLES = "(Tensor p, Tensor k, Tensor seed, SymInt draws) -> Tensor"
+rejective = define_sampler(
+    "rejective",
+    _SAMPLES,
+    partial(natural.draw, uniform=uniform),
+    lambda p, k, seed, draws: p.new_empty((draws, *p.shape)),
+)
+sampford = define_sampler(
+    "sampford",
+    _SAMPLES,
+    partial(high_entropy.draw_sampford, uniform=uniform, hard_topk=hard_topk, margins=sigmoid_margins),
+    lambda p, k, seed, draws: p.new_empty((draws, *p.shape)),
+)
+brewer = define_sampler(
+    "brewer",
+    _SAMPLES,
+    partial(high_entropy.draw_brewer, uniform=uniform),
+    lambda p, k, seed, draws: p.new_empty((draws, *p.shape)),
+)
+# marginals (…, n) float64, k (…) float64 → natural parameters (…, n)
+natural_parameters = define(
+    "natural_parameters",
+    "(Tensor p, Tensor k) -> Tensor",
+    partial(natural.solve, margins=sigmoid_margins),
+    lambda p, k: torch.empty(p.shape, dtype=p.dtype, device=p.device),
+)
+
+if _native.LIBRARY is not None:
+    for _name in ("pivotal", "systematic", "uniform", "order"):
+        LIBRARY.impl(_name, getattr(_native, _name), "CPU")

@@ -1,0 +1,136 @@
+"""Pivotal and systematic sampling: exactness, orders and bits."""
+
+from typing import Any
+
+import pytest
+import torch
+from design_cases import A6K3, GIVEN, generator, scores
+
+import khot
+from khot import ops
+from khot._math import noise, pivotal, systematic
+from khot.designs import Pivotal
+
+
+@pytest.mark.parametrize(("k", "seed"), [(32, 1), (10**5, 1), (999_000, 1)])
+def test_pivotal_is_exact_at_a_million(k, seed):
+    """E[x], by the recursion that samples with each coin replaced by its odds."""
+    p = khot.sigmoid_topk(scores(10**6, seed=seed), k)
+    assert (pivotal.expectation(p, torch.tensor(True)) - p).abs().max() <= 1e-13
+    assert Pivotal(p).sample(generator=generator()).sum() == k
+    rough = p.float()
+    assert (pivotal.expectation(rough.double(), torch.tensor(True)) - rough).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize(
+    "probs",
+    [[0.3, 0.7], [0.07, 0.17, 0.41, 0.61, 0.83, 0.91], [0.5] * 8, [1.0, 0.0, 0.5, 0.5, 0.25, 0.75, 1.0], [0.25] * 7],
+)
+def test_all_coins_give_the_probabilities_of_subsets(probs):
+    """Each coin at the middle of its two cells, all 2^coins patterns: the sampler itself, without chance."""
+    p = torch.tensor(probs, dtype=torch.float64)
+    is_integer = torch.tensor(float(p.sum()) == round(float(p.sum())))
+    levels, residual = pivotal.plan(p)
+    odds = torch.cat([pivotal.shares(level) for level in levels])
+    total = torch.cat([level.total for level in levels])
+    pattern = torch.arange(2 ** len(odds))[:, None] >> torch.arange(len(odds)) & 1
+    coin = torch.where(pattern == 1, odds / 2, (1 + odds) / 2)
+    chance = torch.where(pattern == 1, odds, 1 - odds).prod(-1)
+    is_moot = total <= 0  # such a duel decides nothing, whatever the coin
+    chance = torch.where(is_moot, 0.5, torch.where(pattern == 1, odds, 1 - odds)).prod(-1)
+    roots = [(0.5, 1.0)] if is_integer else [(float(residual) / 2, float(residual)), (1.0, 1 - float(residual))]
+    got: dict[tuple[int, ...], float] = {}
+    for root, weight in roots:
+        x = pivotal.sample(p.expand(len(coin), -1), torch.full((len(coin),), root), coin)
+        for row, w in zip(x.long().tolist(), (chance * weight).tolist(), strict=True):
+            got[tuple(row)] = got.get(tuple(row), 0.0) + w
+    for row, w in got.items():
+        x = torch.tensor(row, dtype=torch.float64)
+        assert abs(pivotal.log_prob(p, x, is_integer).exp() - w) < 1e-15 or w == 0
+    assert abs(sum(got.values()) - 1) < 1e-14
+
+
+def test_every_pair_occurs_and_pairs_are_equally_likely():
+    x = Pivotal(torch.full((8,), 0.25)).sample((10_000,), generator=generator())
+    count = (x.mT @ x)[torch.triu_indices(8, 8, 1).unbind()]
+    assert count.min() > 0
+    # A uniformly random order makes all 28 pairs equally likely: χ² with 27 degrees of freedom, P(> 61) < 2e-4
+    assert ((count - 10_000 / 28).square() / (10_000 / 28)).sum() < 61
+    shared = Pivotal(torch.full((8,), 0.25), order="shared").sample((10_000,), generator=generator())
+    assert ((shared.mT @ shared)[torch.triu_indices(8, 8, 1).unbind()] == 0).sum() == 12
+
+
+def test_given_order_is_stratified():
+    """Of two neighbours whose probabilities sum to 1, exactly one is drawn."""
+    x = GIVEN(torch.tensor([0.3, 0.7] * 8)).sample((500,), generator=generator())
+    assert (x.unflatten(-1, (8, 2)).sum(-1) == 1).all()
+
+
+def test_fix_order_makes_probabilities_known():
+    design = Pivotal(A6K3.expand(3, -1))
+    with pytest.raises(NotImplementedError, match="fix_order"):
+        design.log_prob(design.sample())
+    for name in ("joint_probs", "entropy"):
+        with pytest.raises(NotImplementedError, match="fix_order"):
+            getattr(design, name)()
+    fixed = design.fix_order(generator())
+    assert fixed.order == "given"
+    assert design.order == "random"
+    x = fixed.enumerate_support()
+    p = fixed.log_prob(x).exp()
+    torch.testing.assert_close(p.sum(0), torch.ones(3, dtype=torch.float64))
+    torch.testing.assert_close(torch.einsum("sb,sbi->bi", p, x), A6K3.expand(3, -1), atol=1e-14, rtol=0)
+    torch.testing.assert_close(torch.einsum("sb,sbi,sbj->bij", p, x, x), fixed.joint_probs(), atol=1e-14, rtol=0)
+    assert (fixed.covariance_matrix[..., 0, 1:] <= 0).all()
+    seen = fixed.sample((100_000,), generator=generator(1)).to(torch.float64)
+    torch.testing.assert_close(torch.einsum("sbi,sbj->bij", seen, seen) / 1e5, fixed.joint_probs(), atol=0.008, rtol=0)
+
+
+def test_antipodal_log_prob_is_minus_infinity():
+    design = GIVEN(torch.tensor([0.2, 0.3, 0.5, 1.0], dtype=torch.float64))
+    impossible = torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 1.0, 1.0, 0.0]], dtype=torch.float64)
+    assert (design.log_prob(impossible) == -torch.inf).all()
+    probs = design.probs.clone().requires_grad_()
+    GIVEN(probs).log_prob(torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64)).backward()
+    assert probs.grad is not None
+    assert probs.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 17, 100, 1000, 9000, 20_001])
+def test_native_and_eager_draw_the_same_bits(n, dtype):
+    k = max(1, n // 3)
+    p = khot.sigmoid_topk(3 * scores(3, n).to(dtype), k)
+    seed, sizes = torch.tensor(-12345678901234567), torch.full((3,), float(k), dtype=torch.float64)
+    is_integer = torch.tensor([True, False, True])
+    order = noise.order(noise.bits(seed, 3), n)
+    assert (order.sort(-1).values == torch.arange(n)).all()
+    for given, is_random in ((None, True), (None, False), (order, False)):
+        for is_paired in (False, True):
+            arguments: tuple[Any, ...] = (p, is_integer, seed, given, is_random, 2, is_paired)
+            assert torch.equal(ops.pivotal(*arguments), pivotal.draw(*arguments))
+            assert torch.equal(
+                ops.systematic(p, sizes, seed, 2, is_paired), systematic.draw(p, sizes, seed, 2, is_paired)
+            )
+    assert torch.equal(ops.order(noise.bits(seed, 3), n), order)
+    assert torch.equal(ops.uniform(seed, 3, n), noise.uniform(seed, 3, n))
+
+
+def test_random_orders_are_uniform():
+    order = noise.order(noise.bits(torch.tensor(7), 60_000), 4)
+    code = (order * torch.tensor([64, 16, 4, 1])).sum(-1)
+    count = code.unique(return_counts=True)[1].double()
+    assert len(count) == 24
+    assert ((count - 2500).square() / 2500).sum() < 56  # χ² with 23 degrees of freedom, P < 2e-4
+
+
+def test_a_float32_running_sum_is_found_out():
+    """n = 10⁶, k = 10⁵: P(drawn) = w/F exactly, while a float32 sum is off by 1e-3 and more."""
+    n, k = 10**6, 10**5
+    p = khot.sigmoid_topk(scores(n), k)
+    one = 1 << systematic.places(n)
+    w = systematic.quantised(p, torch.tensor(float(k), dtype=torch.float64))
+    assert int(w.sum()) == k * one
+    assert (w.to(torch.float64) / one - p).abs().max() < 1e-11
+    rough = p.float().cumsum(-1).double().diff(prepend=torch.zeros(1, dtype=torch.float64))
+    assert (rough - p).abs().max() > 1e-3
