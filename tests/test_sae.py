@@ -4,13 +4,13 @@ import json
 
 import pytest
 import torch
+from khot.nn.sae._axes import Encoder, by_latent
+from khot.nn.sae._activity import apportion, zipf
+from khot.nn.sae._model import geometric_median
 from torch import nn
 
 import khot
 from khot.nn import SparseAutoencoder, SparseAutoencoderConfig, aux_k_loss, aux_zipf_loss, selectors
-from khot.nn._sae_axes import Encoder, by_latent
-from khot.nn._sae_budgets import apportion, zipf
-from khot.nn._sae_start import geometric_median
 
 KINDS = ("topk", "batch", "feature")
 SELECTORS = (selectors.hard, selectors.straight_through, selectors.soft, selectors.sampled)
@@ -71,7 +71,7 @@ def test_loss_and_every_gradient_are_those_of_the_dense_one(kind, selector):
 
 def test_the_comparison_finds_a_dropped_gradient(monkeypatch):
     """A negative control: pre-activations without their gradient, the mistake of a fused op."""
-    monkeypatch.setattr("khot.nn._sparse_autoencoder.chosen", lambda x, weight, bias, values, *where: values)
+    monkeypatch.setattr("khot.nn.sae._model.chosen", lambda x, weight, bias, values, *where, rises: values)
     sae = make(aux_weight=0.0).double()
     sae(data().double()).loss.backward()
     assert sae.W_enc.grad is None
@@ -103,7 +103,7 @@ def test_pieces_do_not_change_the_result(monkeypatch):
     for kind in KINDS:
         whole = make(kind=kind).encode(data()).dense()
         with monkeypatch.context() as m:
-            m.setattr("khot.nn._sae_axes.PIECE", 3 * N)
+            m.setattr("khot.nn.sae._axes.PIECE", 3 * N)
             torch.testing.assert_close(make(kind=kind).encode(data()).dense(), whole)
 
 
@@ -186,7 +186,7 @@ def test_aux_k_trains_the_encoder_of_dead_latents():
 
 def test_aux_k_that_drops_the_gradient_is_found(monkeypatch):
     """A negative control for the test above: without `chosen`, no dead latent's encoder moves."""
-    monkeypatch.setattr("khot.nn._sae_losses.chosen", lambda x, weight, bias, values, *where: values)
+    monkeypatch.setattr("khot.nn.sae._code.chosen", lambda x, weight, bias, values, *where, rises: values)
     sae = make()
     aux_k_loss(data(), data(), torch.tensor([1, 5, 7]), (sae.W_enc, sae.b_enc, sae.W_dec), 2).backward()
     assert sae.W_enc.grad is None
@@ -406,7 +406,7 @@ def test_a_selector_of_ones_own_and_gradients_to_the_input():
     [
         ({"k": N + 1}, rf"0 < k ≤ {N} \(the number of latents\); got {N + 1}"),
         ({"k": 0}, "`k` must be > 0"),
-        ({"k": 2.5}, 'whole number for the kind "topk"; got 2.5'),
+        ({"k": 2.5}, 'an integer for the kind "topk"; got 2.5'),
         ({"kind": "mutual"}, "`kind` must be one of 'topk', 'batch', 'feature'; got 'mutual'"),
         ({"latents": 0}, "`latents` must be ≥ 1; got 0"),
         ({"candidates": 0.5}, "`candidates` must be ≥ 1; got 0.5"),
@@ -510,7 +510,7 @@ def test_truncated_foreign_and_missing_files(tmp_path):
     weights = tmp_path / "sae_weights.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-100])
-    with pytest.raises(ValueError, match="must be a whole safetensors file"):
+    with pytest.raises(ValueError, match="must be a complete safetensors file"):
         SparseAutoencoder.load(tmp_path)
     make(latents=20).save(tmp_path / "other")
     weights.write_bytes((tmp_path / "other" / "sae_weights.safetensors").read_bytes())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from numbers import Integral
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,12 +16,6 @@ def positive(name: str, value: Any, hint: str = " For the limit 0, use `khot.har
     number(name, value)
     if not value > 0:
         raise ValueError(f"`{name}` must be > 0; got {value}.{hint}")
-
-
-def one_number(name: str, value: Any) -> None:
-    """Raise if `value` is a tensor of more than one."""
-    if isinstance(value, Tensor) and value.numel() != 1:
-        raise ValueError(f"`{name}` must be one number; got a tensor of shape {tuple(value.shape)}.")
 
 
 def all_positive(name: str, value: Any) -> None:
@@ -100,37 +93,11 @@ def instance(name: str, value: Any, kind: type) -> None:
         raise TypeError(f"`{name}` must be a {kind.__name__}; got {type(value).__name__}.")
 
 
-def is_file(path: Path) -> None:
-    """Raise unless there is such a file."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} must be a file; there is none.")
-
-
 def fraction(name: str, value: Any, *, is_open: bool = False) -> None:
     """Raise unless `value` is a number in [0, 1], or in [0, 1) if that is asked for."""
     number(name, value, "a number")
     if not 0 <= value <= 1 or (is_open and value == 1):
         raise ValueError(f"`{name}` must satisfy 0 ≤ {name} {'<' if is_open else '≤'} 1; got {value}.")
-
-
-def share_of(name: str, value: Any, n: int) -> None:
-    """Raise unless `value` is an int in [1, n], a float in (0, 1], or None."""
-    if value is None:
-        return
-    number(name, value, "an int, a float or None")
-    if isinstance(value, Integral):
-        if not 1 <= int(value) <= n:
-            raise ValueError(f"`{name}` must satisfy 1 ≤ k ≤ {n} (number of features); got {value}.")
-    elif not 0 < value <= 1:
-        raise ValueError(f"`{name}`, a fraction, must satisfy 0 < fraction ≤ 1; got {value}.")
-
-
-def sizes_of_layers(name: str, value: Any) -> None:
-    """Raise unless `value` is a tuple or list of ints ≥ 1."""
-    if not isinstance(value, (tuple, list)):
-        raise TypeError(f"`{name}` must be a tuple of ints, such as (64, 64); got {type(value).__name__}.")
-    for size in value:
-        at_least(f"{name}, each of it,", size, 1)
 
 
 def extremes(values: Tensor) -> str:

@@ -1,24 +1,34 @@
-"""Prices of experts: the dual variables of their capacities."""
+"""Prices of columns: the dual variables of their capacities, where rows share k by σ_k.
+
+σ_k itself is passed in: it is a public function, of a room above this one.
+"""
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
-
-from ...relaxations import sigmoid_topk
 
 ITERATIONS, HALVINGS = 100, 40
 CLOSE, ROUGHLY = 1e-4, 0.05
 """How far a load may be from its capacity, in shares of it: at the end, and on the way."""
 COOLING = 4.0
+"""The factor between temperatures on the way to the one asked for."""
 
 
-def prices(x: Tensor, k: int, capacity: float, temperature: float) -> Tensor:
-    """(n): such that the columns of `σ_k((x − prices)/T)`, x of (tokens, n), sum to the capacity, or less at price 0.
+class SigmoidTopK(Protocol):
+    """The signature of σ_k that the prices need."""
 
-    With the least capacity there is, all columns sum to it; then prices may be negative, and have mean 0. Prices
-    maximise a concave function, whose gradient is load − capacity. Sharp scores make it nearly piecewise linear, so it
-    is solved at high temperatures first. Tokens with NaN have no say.
+    def __call__(self, x: Tensor, k: int, /, *, temperature: float) -> Tensor: ...
+
+
+def prices(sigmoid_topk: SigmoidTopK, x: Tensor, k: int, capacity: float, temperature: float) -> Tensor:
+    """Return (n) prices with which the columns of `σ_k((x − prices)/T)` sum to the capacity, or to less at price 0.
+
+    x is (rows, n). With the least possible capacity, k·rows/n, all columns sum to it; then prices may be negative, and
+    have mean 0. Prices maximise a concave function, whose gradient is load − capacity. Sharp scores make it nearly
+    piecewise linear, so it is solved at high temperatures first. Rows with NaN are left out.
     """
     found = x.new_zeros(x.shape[-1])
     x = x[~x.isnan().any(-1)]
@@ -26,13 +36,15 @@ def prices(x: Tensor, k: int, capacity: float, temperature: float) -> Tensor:
     spread = float((finite - finite.nanmean(-1, keepdim=True)).abs().nanmean())  # NaN if nothing is finite
     current = max(temperature, spread)
     while current > temperature:
-        found = _at(found, x, k, capacity, current, ROUGHLY)
+        found = _at(sigmoid_topk, found, x, k, capacity, current, ROUGHLY)
         current = max(temperature, current / COOLING)
-    return _at(found, x, k, capacity, temperature, CLOSE)
+    return _at(sigmoid_topk, found, x, k, capacity, temperature, CLOSE)
 
 
-def _at(found: Tensor, x: Tensor, k: int, capacity: float, temperature: float, close: float) -> Tensor:
-    """Newton's method at one temperature, with a search along each step."""
+def _at(
+    sigmoid_topk: SigmoidTopK, found: Tensor, x: Tensor, k: int, capacity: float, temperature: float, close: float
+) -> Tensor:
+    """Improve prices by Newton's method at one temperature, with a search along each step."""
     is_equal = capacity <= k * len(x) / x.shape[-1]
     finite = x[x.isfinite()]
     span = float(finite.max() - finite.min()) + temperature if len(finite) else temperature
@@ -70,7 +82,7 @@ def _at(found: Tensor, x: Tensor, k: int, capacity: float, temperature: float, c
 
 
 def _newton(probs: Tensor, excess: Tensor, temperature: float, is_free: Tensor, is_least: Tensor) -> Tensor:
-    """The change of the free prices that takes the excess away, to first order: `J⁻¹ excess`, (n).
+    """Return the change of the free prices that removes the excess, to first order: `J⁻¹ excess`, (n).
 
     Prices that are 0 and would fall are not free.
     """

@@ -1,39 +1,44 @@
-"""A number of a module, moved from one value to another over training."""
+"""Schedules: change a number of a module, such as a temperature or a budget, over the steps of training."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from .. import _check
 
-Shape = Callable[[float, float, float], float]
-"""Start, end and the fraction of the way, in [0, 1], to the value there."""
+__all__ = ["Schedule", "geometric", "linear"]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def geometric(start: float, end: float, fraction: float) -> float:
-    """Equal factors: `start · (end/start)^fraction`."""
+    """Return `start · (end/start)^fraction`: steps of equal ratio."""
     return float(start * (end / start) ** fraction)
 
 
 def linear(start: float, end: float, fraction: float) -> float:
-    """Equal differences."""
+    """Return `start + (end − start)·fraction`: steps of equal difference."""
     return start + (end - start) * fraction
 
 
 class Schedule:
-    """Moves a buffer of a module, a temperature or a budget, from `start` to `end` in so many steps.
+    """Move a buffer of a module, such as a temperature or a budget, from `start` to `end` in a number of steps.
 
     Call `step()` after each step of the optimiser. The buffer holds `start` at once.
 
     Args:
-        module: whose buffer it is.
-        name: of the buffer; one of integers gets the nearest.
+        module: the module that owns the buffer.
+        name: of the buffer; an integer buffer gets the nearest integer.
         start: the value at first.
         end: the value after `steps` steps and from then on.
         steps: how many steps it takes; 0 is at the end at once.
-        shape: the way between: `khot.nn.geometric`, `khot.nn.linear` or a function like them.
+        shape: the way between, a function of start, end and the fraction of the way in [0, 1]:
+            `khot.nn.schedules.geometric`, `khot.nn.schedules.linear` or one of your own.
 
     Examples:
         >>> layer = khot.nn.SigmoidTopK(2, temperature=10.0)
@@ -45,34 +50,45 @@ class Schedule:
     """
 
     def __init__(
-        self, module: nn.Module, name: str, start: float, end: float, *, steps: int, shape: Shape = geometric
+        self,
+        module: nn.Module,
+        name: str,
+        start: float,
+        end: float,
+        *,
+        steps: int,
+        shape: Callable[[float, float, float], float] = geometric,
     ) -> None:
-        _check.buffer(module, name)
+        _check.instance("module", module, nn.Module)
+        buffers = [key for key, value in module.named_buffers(recurse=False) if value.dtype != torch.bool]
+        if name not in buffers:
+            known = ", ".join(map(repr, buffers)) or "it has none"
+            raise ValueError(f"`name` must be a buffer of {type(module).__name__} ({known}); got {name!r}.")
         _check.positive("start", start, hint="")
         _check.positive("end", end, hint="")
         _check.at_least("steps", steps, 0)
         self._module, self._name = module, name
-        self._start, self._end, self._steps, self._shape = start, end, steps, shape
+        self._start, self._end, self._steps, self._shape = start, end, int(steps), shape
         self._done = 0
         self._write()
 
     @property
     def value(self) -> float:
-        """Where it is now."""
+        """The current value."""
         fraction = min(1.0, self._done / self._steps) if self._steps else 1.0
         return self._end if fraction == 1 else self._shape(self._start, self._end, fraction)
 
     def step(self) -> None:
-        """Go one step on."""
+        """Advance by one step."""
         self._done += 1
         self._write()
 
     def state_dict(self) -> dict[str, int]:
-        """What to save: how many steps were taken."""
+        """Return what to save: how many steps were taken."""
         return {"done": self._done}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         self._done = state["done"]
         self._write()
 

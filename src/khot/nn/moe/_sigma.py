@@ -1,4 +1,4 @@
-"""Routers by σ_k: every expert's score gets a gradient, through the threshold that all of them share."""
+"""Routes by σ_k: every expert's score gets a gradient, through the threshold that all of them share."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from torch import Tensor
 
 from ... import _check
 from ..._math import select
+from ..._math.prices import prices
 from ...designs import Pivotal
 from ...relaxations import sigmoid_topk
 from ...relaxations import straight_through as straight
-from ._prices import prices
-from ._routing import Routing, scores
+from ._routing import Routing, check_bias, check_capacity, checked
 
 
 def sigma_topk(
@@ -25,10 +25,10 @@ def sigma_topk(
     normalize: bool = False,
     generator: torch.Generator | None = None,
 ) -> Routing:
-    """σ_k routing: `π = σ_k(logits/T)`, Σπ = k for every token, the k greatest chosen and weighted by π.
+    """Choose the k largest of `π = σ_k(logits/T)`, Σπ = k for every token, and weight them by π.
 
-    π_i = σ((x_i − τ)/T), and τ depends on all scores: an expert that was not chosen learns through it, at no expert's
-    cost.
+    π_i = σ((x_i − τ)/T), and τ depends on all scores: an expert that was not chosen learns through it, and no other
+    expert has to run.
 
     Args:
         logits: (…, n).
@@ -39,7 +39,7 @@ def sigma_topk(
         straight_through: weights are 1 forward (1/k normalised), with the gradient of π.
         normalize: weights in proportion to `π·exp(logits/T)`, with sum 1: one expert can have nearly all of it, which
             π, at most 1 and k in total, does not allow, and still all scores get a gradient. With k = 1 the weight is
-            1, and nothing is learned by it.
+            1, and nothing is learned by it. Scores of +inf share the whole weight equally.
         generator: where the randomness comes from; torch's own if None.
 
     Returns:
@@ -53,9 +53,8 @@ def sigma_topk(
         >>> torch.autograd.grad(routing.weights[0], x)[0]  # nothing is 0
         tensor([ 0.1202, -0.0456, -0.0456, -0.0290])
     """
-    _check.experts(logits, k)
-    logits = scores(logits)
-    _check.expert_bias(bias, logits.shape[-1])
+    logits, k = checked(logits, k)
+    check_bias(bias, logits.shape[-1])
     priced = logits if bias is None else logits + bias.detach()
     probs = sigmoid_topk(priced, k, temperature=temperature)
     return _chosen(logits, probs, k, temperature, sample, straight_through, normalize, generator)
@@ -72,7 +71,7 @@ def balanced_sigma_topk(
     normalize: bool = False,
     generator: torch.Generator | None = None,
 ) -> Routing:
-    """σ_k routing with prices: rows of π sum to k, and no column to more than the capacity.
+    """Route by σ_k with prices: rows of π sum to k, and no column to more than the capacity.
 
     `max ⟨logits, π⟩ − T·ΣΩ(π)` with Σ_i π_ti = k and Σ_t π_ti ≤ c: a threshold for each token, and a price ≥ 0 for each
     expert, by Newton's method. The prices are constants to the gradient.
@@ -90,15 +89,16 @@ def balanced_sigma_topk(
     Returns:
         `Routing`, with `probs` π. It looks at all tokens of the call at once, so it is not causal.
     """
-    _check.experts(logits, k)
+    logits, k = checked(logits, k)
     _check.positive("temperature", temperature)
-    _check.one_number("temperature", temperature)
-    logits = scores(logits)
+    if isinstance(temperature, Tensor) and temperature.numel() != 1:
+        raise ValueError(f"`temperature` must be one number; got a tensor of shape {tuple(temperature.shape)}.")
     flat = logits.reshape(-1, logits.shape[-1])
-    mean = k * len(flat) / flat.shape[-1]
-    _check.capacity(capacity, mean, len(flat), flat.shape[-1], k)
+    if capacity is None:
+        capacity = k * len(flat) / flat.shape[-1]
+    check_capacity(capacity, len(flat), flat.shape[-1], k)
     with torch.no_grad():
-        price = prices(flat.to(torch.float64), k, mean if capacity is None else capacity, float(temperature))
+        price = prices(sigmoid_topk, flat.to(torch.float64), k, capacity, float(temperature))
     priced = logits - price.to(logits.dtype)
     probs = sigmoid_topk(priced, k, temperature=temperature)
     return _chosen(logits, probs, k, temperature, sample, straight_through, normalize, generator)
@@ -114,7 +114,7 @@ def _chosen(
     normalize: bool,
     generator: torch.Generator | None,
 ) -> Routing:
-    """k experts of each token by their π."""
+    """Choose k experts of each token by their π, and weigh them."""
     if sample and probs.numel():
         certain = probs.detach().to(torch.float64).nan_to_num(k / probs.shape[-1])  # the weights will tell of NaN
         drawn = Pivotal(certain, k, validate_args=False).sample(generator=generator)
@@ -126,6 +126,15 @@ def _chosen(
         weights = straight(torch.ones_like(weights), weights)
         weights = weights / k if normalize else weights
     elif normalize:
-        heat = temperature[..., None] if isinstance(temperature, Tensor) else temperature
-        weights = (logits.gather(-1, indices) / heat + weights.log()).softmax(-1)
+        weights = _normalized(logits.gather(-1, indices), weights, temperature)
     return Routing(logits, weights, indices, probs)
+
+
+def _normalized(x: Tensor, probs: Tensor, temperature: float | Tensor) -> Tensor:
+    """Return weights in proportion to `π·exp(x/T)`, (…, k); in their limit where scores are +inf."""
+    heat = temperature[..., None] if isinstance(temperature, Tensor) else temperature
+    is_infinite = x == torch.inf
+    has_infinite = is_infinite.any(-1, keepdim=True)
+    exponent = x.masked_fill(has_infinite, 0.0) / heat + probs.log()
+    limit = torch.zeros_like(x).masked_fill(~is_infinite, -torch.inf)
+    return torch.where(has_infinite, limit, exponent).softmax(-1)
