@@ -68,7 +68,7 @@ class Schedule:
         _check.positive("end", end, hint="")
         _check.at_least("steps", steps, 0)
         self._module, self._name = module, name
-        self._start, self._end, self._steps, self._shape = start, end, int(steps), shape
+        self._start, self._end, self._steps, self._shape = float(start), float(end), int(steps), shape
         self._done = 0
         self._write()
 

@@ -112,7 +112,7 @@ class MoE(nn.Module):
         if len(self.experts) != router.num_experts:
             n = router.num_experts
             raise ValueError(f"`experts` must be {n} Modules, as many as the router has; got {len(self.experts)}.")
-        self.capacity_factor = capacity_factor
+        self.capacity_factor = None if capacity_factor is None else float(capacity_factor)
 
     def forward(self, x: Tensor, *, generator: torch.Generator | None = None) -> MoEOutput:
         """Map tokens (…, dim) to (…, d), in the dtype of the experts' outputs."""

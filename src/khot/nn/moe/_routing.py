@@ -123,16 +123,17 @@ def check_bias(bias: Tensor | None, n: int) -> None:
         raise ValueError(f"`bias` must have the shape ({n},), one for each expert; got {tuple(bias.shape)}.")
 
 
-def check_capacity(capacity: Any, tokens: int, n: int, k: int) -> None:
-    """Raise if n experts with this capacity cannot take k·tokens assignments."""
+def check_capacity(capacity: float, tokens: int, n: int, k: int) -> float:
+    """Return a capacity of n experts as a float; raise if they cannot take k·tokens assignments with it."""
     _check.number("capacity", capacity, "a number or None")
-    mean = k * tokens / n
+    capacity, mean = float(capacity), k * tokens / n
     if not capacity >= mean * (1 - 1e-12):
         dropped = math.ceil(tokens * k - max(0, capacity) * n)
         raise ValueError(
-            f"`capacity` must be ≥ {mean:g} (k·tokens/experts); got {capacity}: "
+            f"`capacity` must be ≥ {mean:g} (k·tokens/experts); got {capacity:g}: "
             f"{dropped} of {tokens * k} assignments would be dropped."
         )
+    return capacity
 
 
 def load(routing: Routing) -> Tensor:

@@ -94,9 +94,8 @@ def balanced_sigma_topk(
     if isinstance(temperature, Tensor) and temperature.numel() != 1:
         raise ValueError(f"`temperature` must be one number; got a tensor of shape {tuple(temperature.shape)}.")
     flat = logits.reshape(-1, logits.shape[-1])
-    if capacity is None:
-        capacity = k * len(flat) / flat.shape[-1]
-    check_capacity(capacity, len(flat), flat.shape[-1], k)
+    tokens, n = flat.shape
+    capacity = k * tokens / n if capacity is None else check_capacity(capacity, tokens, n, k)
     with torch.no_grad():
         price = prices(sigmoid_topk, flat.to(torch.float64), k, capacity, float(temperature))
     priced = logits - price.to(logits.dtype)

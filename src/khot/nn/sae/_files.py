@@ -123,7 +123,7 @@ def read_tensors(path: Path, shapes: dict[str, tuple[int, ...]] | None = None) -
     except Exception as error:  # safetensors' own class, which is not to be imported here
         if type(error).__name__ != "SafetensorError":
             raise
-        raise ValueError(f"{path} must be a complete safetensors file; got: {error}.") from None
+        raise ValueError(f"{path} must be a whole safetensors file; got: {error}.") from None
     got = {name: tuple(t.shape) for name, t in tensors.items()}
     if shapes is not None and got != shapes:
         names = [name for name in {**shapes, **got} if got.get(name) != shapes.get(name)]

@@ -211,3 +211,55 @@ def test_routers_of_another_kind_are_refused():
 def test_a_model_without_routers_is_named():
     with pytest.raises(ValueError, match="got Linear, which has none"):
         khot.hf.swap_routers(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("family", [*MODELS, *MORE])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_swapped_router_does_not_run_its_own_routing(family, dtype, monkeypatch):
+    model = make(family).to(dtype)
+    name, *_ = khot.hf.swap_routers(model, routing.sigma_topk)
+    router = model.get_submodule(name)
+    own, hidden = type(router).khot_own, torch.randn(2, 5, 32, dtype=dtype)
+    if family == "Jamba":
+        hidden = hidden.flatten(0, 1)  # it does not flatten them itself
+    logits, weights, _ = router(hidden)
+    expected = own.forward(router, hidden)
+    assert torch.equal(logits, expected[0])
+    assert (weights.dtype, weights.shape) == (expected[1].dtype, expected[1].shape)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits, weights, _ = router(hidden)
+        expected = own.forward(router, hidden)
+        assert torch.equal(logits, expected[0])
+        assert weights.dtype == expected[1].dtype
+    monkeypatch.setattr(own, "forward", None)
+    monkeypatch.setattr("inspect.signature", None)
+    assert router(hidden)[1].shape == (10, 2)
+
+
+def test_a_router_with_noise_in_training_runs_its_own_forward():
+    calls = []
+
+    class NoisyRouter(nn.Linear):
+        top_k = 2
+
+        def forward(self, hidden):
+            calls.append(len(hidden))
+            logits = super().forward(hidden)
+            logits = logits + torch.randn_like(logits) if self.training else logits
+            best = logits.softmax(-1).topk(2, -1)
+            return logits, best.values, best.indices
+
+    model = nn.ModuleDict({"gate": NoisyRouter(4, 8)})
+    khot.hf.swap_routers(model)
+    calls.clear()
+    first, again = (model["gate"](torch.ones(3, 4))[0] for _ in range(2))
+    assert calls == [3, 3]
+    assert not torch.equal(first, again)
+
+
+def test_a_wrapped_route_that_loses_experts_is_refused_before_any_router_changes():
+    model = make("Mixtral")
+    kinds = [type(module) for module in model.modules()]
+    with pytest.raises(ValueError, match=r"must give 8 probabilities .* got 4 from 8 scores"):
+        khot.hf.swap_routers(model, lambda scores, k: routing.noisy_topk(scores, k))
+    assert [type(module) for module in model.modules()] == kinds

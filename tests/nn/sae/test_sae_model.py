@@ -1,41 +1,14 @@
 """`khot.nn.SparseAutoencoder` against a dense one written out, and what keeps it honest."""
 
-import json
-
 import pytest
 import torch
-from khot.nn.sae._axes import Encoder, by_latent
-from khot.nn.sae._activity import apportion, zipf
-from khot.nn.sae._model import geometric_median
+from sae_cases import KINDS, SELECTORS, TOKENS, D, K, N, data, make, train
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import khot
-from khot.nn import SparseAutoencoder, SparseAutoencoderConfig, aux_k_loss, aux_zipf_loss, selectors
-
-KINDS = ("topk", "batch", "feature")
-SELECTORS = (selectors.hard, selectors.straight_through, selectors.soft, selectors.sampled)
-D, N, K, TOKENS = 12, 40, 3, 30
-
-
-def data(tokens=TOKENS, seed=0):
-    return 3 * torch.randn(tokens, D, generator=torch.Generator().manual_seed(seed)) + 1
-
-
-def make(selector=selectors.hard, **changes):
-    config = SparseAutoencoderConfig(**{"d_in": D, "latents": N, "k": K, **changes})
-    return SparseAutoencoder(config, selector=selector, generator=torch.Generator().manual_seed(1)).start(data(200))
-
-
-def train(sae, steps=40, lr=1e-2):
-    adam = torch.optim.Adam(sae.parameters(), lr=lr)
-    for step in range(steps):
-        out = sae(data(100, step), generator=torch.Generator().manual_seed(step))
-        adam.zero_grad()
-        out.loss.backward()
-        sae.remove_parallel_gradient()
-        adam.step()
-        sae.normalize_decoder()
-    return sae.eval()
+from khot.nn import SparseAutoencoder, SparseAutoencoderConfig, selectors
+from khot.nn.sae._model import geometric_median
 
 
 def naive(sae, x, seed=0):
@@ -167,86 +140,6 @@ def test_an_empty_batch_in_training_changes_nothing(kind, selector):
     assert out.loss == 0
     assert not [name for name, t in sae.state_dict().items() if not torch.equal(t, before[name])]
     assert not [name for name, p in sae.named_parameters() if p.grad is not None and p.grad.any()]
-
-
-def test_aux_k_trains_the_encoder_of_dead_latents():
-    sae = make()
-    x = data()
-    weights = (sae.W_enc, sae.b_enc, sae.W_dec)
-    dead = torch.tensor([1, 5, 7])
-    loss = aux_k_loss(x, x.roll(1, 0), dead, weights, 2)
-    loss.backward()
-    touched = {name: p.grad.abs().sum(dim) for name, p, dim in (("W_enc", sae.W_enc, 0), ("W_dec", sae.W_dec, 1))}
-    for name, total in touched.items():
-        assert (total[dead] > 0).all(), name
-        assert total.sum() == total[dead].sum(), name
-    rest = x.roll(1, 0) - (lambda a: a.relu() * khot.hard_topk(a, 2))(x @ sae.W_enc[:, dead]) @ sae.W_dec[dead]
-    torch.testing.assert_close(loss, rest.square().sum() / (x - x.mean(0)).square().sum())
-
-
-def test_aux_k_that_drops_the_gradient_is_found(monkeypatch):
-    """A negative control for the test above: without `chosen`, no dead latent's encoder moves."""
-    monkeypatch.setattr("khot.nn.sae._code.chosen", lambda x, weight, bias, values, *where, rises: values)
-    sae = make()
-    aux_k_loss(data(), data(), torch.tensor([1, 5, 7]), (sae.W_enc, sae.b_enc, sae.W_dec), 2).backward()
-    assert sae.W_enc.grad is None
-
-
-def test_dead_latents_are_counted_and_revived():
-    sae = make(dead_after=99, aux_weight=1 / 32)
-    with torch.no_grad():
-        sae.b_enc[:5] = -1000.0
-        sae.W_enc[:, 5:10] = 0.0
-    assert not sae.dead().any()
-    sae(data(100))
-    assert sae.dead().nonzero().squeeze(1).tolist()[:10] == list(range(10))
-    out = sae(data(100, 1))
-    assert out.aux_loss > 0
-    out.loss.backward()
-    assert sae.W_enc.grad[:, 5:10].abs().sum() >= 0
-    sae = make(dead_after=99, aux_weight=0.0)
-    assert sae(data(100)).aux_loss == 0
-
-
-def test_aux_zipf_is_aux_k_for_latents_never_active():
-    sae, x = make(), data()
-    weights = (sae.W_enc, sae.b_enc, sae.W_dec)
-    density = torch.linspace(0.5, 0.0, N)
-    density[-4:] = 0
-    tiny = aux_zipf_loss(x, x, density, weights, 2, k=K, fraction=1e-6)
-    torch.testing.assert_close(tiny, aux_k_loss(x, x, torch.arange(N - 4, N), weights, 2))
-    assert aux_zipf_loss(x, x, density, weights, 2, k=K, fraction=0.0) == 0
-    assert make(kind="feature", zipf=1.0, underused=0.9)(x).aux_loss >= 0
-
-
-def test_budgets_sum_and_stay_within_bounds():
-    shares = zipf(torch.tensor([1.0, 5.0, 3.0]), 1.0)
-    torch.testing.assert_close(shares, torch.tensor([1 / 3, 1, 1 / 2], dtype=torch.float64) / (11 / 6))
-    for total, most in ((100, 40), (120, 3), (77, 100), (40, 7)):
-        budgets = apportion(zipf(torch.randn(40), 1.0), total, most)
-        assert budgets.sum() == total
-        assert (budgets >= 1).all()
-        assert (budgets <= most).all()
-    assert apportion(torch.full((4,), 0.25, dtype=torch.float64), 10, 9).tolist() == [3, 3, 2, 2]
-
-
-def test_zipf_budgets_go_to_who_could_explain_most():
-    sae = make(kind="feature", zipf=1.0)
-    for seed in range(5):
-        sae(data(100, seed))
-    budgets = sae.activity.budgets(K, 100)
-    assert budgets.sum() == K * 100
-    assert budgets[sae.activity.energy.argmax()] == budgets.max() > 5 * budgets.min()
-
-
-def test_zipf_budgets_do_not_make_all_latents_as_wide_as_the_first():
-    encoder = Encoder(torch.randn(500, 4), torch.randn(4, 300), torch.zeros(300))
-    budgets = apportion(zipf(torch.randn(300), 1.0), 1000, 500)
-    blocks = by_latent(encoder, budgets, 1.0)
-    assert sum(block.values.numel() for block in blocks) < 2 * 1000
-    found = torch.cat([block.latents[:, 0] for block in blocks])
-    assert found.sort().values.tolist() == list(range(300))
-    assert all(block.values.shape[1] >= block.k.max() for block in blocks)
 
 
 def test_decoder_stays_of_unit_length_and_its_gradient_orthogonal():
@@ -451,99 +344,38 @@ def test_repr_and_state_dict():
     assert (sae.W_enc.shape, sae.W_dec.shape) == ((D, N), (N, D))
 
 
-class TestFiles:
-    @pytest.fixture(params=[(kind, ln) for kind in KINDS for ln in (False, True)], ids=str)
-    def sae(self, request):
-        return train(make(kind=request.param[0], layer_norm=request.param[1]))
+class Reads(TorchDispatchMode):
+    """Count how often a value of a tensor is read on the host."""
 
-    def test_round_trip_is_exact(self, sae, tmp_path):
-        sae.save(tmp_path / "sae")
-        loaded = SparseAutoencoder.load(tmp_path / "sae")
-        assert torch.equal(loaded(data()).reconstruction, sae(data()).reconstruction)
-        assert loaded.config == sae.config
-        assert sorted(p.name for p in (tmp_path / "sae").iterdir()) == ["cfg.json", "sae_weights.safetensors"]
+    def __init__(self):
+        super().__init__()
+        self.count = 0
 
-    def test_the_form_is_that_of_saelens(self, sae, tmp_path):
-        from safetensors.torch import load_file
-
-        sae.save(tmp_path)
-        config = json.loads((tmp_path / "cfg.json").read_text())
-        weights = load_file(tmp_path / "sae_weights.safetensors")
-        is_topk = sae.config.kind == "topk"
-        assert config["architecture"] == ("topk" if is_topk else "jumprelu")
-        assert (config["d_in"], config["d_sae"], config["dtype"]) == (D, N, "float32")
-        assert config["apply_b_dec_to_input"] is True
-        assert config["normalize_activations"] == ("layer_norm" if sae.config.layer_norm else "none")
-        assert config["metadata"]["sae_lens_version"] >= "6"
-        assert set(weights) == {"W_enc", "W_dec", "b_enc", "b_dec", *(() if is_topk else ("threshold",))}
-        torch.testing.assert_close(weights["W_dec"].norm(dim=1), torch.ones(N))
-        x = data()
-        if sae.config.layer_norm:
-            x = (x - x.mean(1, keepdim=True)) / (x.std(1, keepdim=True) + 1e-5)
-        a = (x - weights["b_dec"]) @ weights["W_enc"] + weights["b_enc"]
-        z = a.relu() * (khot.hard_topk(a, config["k"]) if is_topk else a > weights["threshold"])
-        torch.testing.assert_close(z, sae.encode(data()).dense(), rtol=1e-4, atol=1e-4)
-
-    @pytest.mark.filterwarnings("ignore")  # its own, and those of what it imports
-    def test_saelens_loads_it(self, sae, tmp_path):
-        pytest.importorskip("sae_lens", exc_type=ImportError)
-        from sae_lens import SAE
-
-        sae.save(tmp_path)
-        theirs = SAE.load_from_disk(tmp_path)
-        torch.testing.assert_close(theirs.encode(data()), sae.encode(data()).dense())
-        torch.testing.assert_close(theirs(data()), sae(data()).reconstruction)
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
 
 
-def test_a_learned_k_is_saved_as_it_is_used(tmp_path):
-    sae = make(learn_k=True)
-    with torch.no_grad():
-        sae.k.fill_(4.7)
-    sae.eval().save(tmp_path)
-    assert json.loads((tmp_path / "cfg.json").read_text())["k"] == 5
-    assert torch.equal(SparseAutoencoder.load(tmp_path)(data()).reconstruction, sae(data()).reconstruction)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_training_step_reads_nothing_on_the_host(kind):
+    """Temperature and count of batches were read at each step. Feature Choice reads the width of each block."""
+    sae = make(selectors.straight_through, kind=kind, multi_topk=0.125)
+    with Reads() as reads:
+        sae(data()).loss.backward()
+    assert reads.count == (1 if kind == "feature" else 0)
+    with Reads() as reads:
+        float(sae.temperature)
+    assert reads.count == 1  # a negative control
 
 
-def test_truncated_foreign_and_missing_files(tmp_path):
-    sae = make()
-    sae.save(tmp_path)
-    weights = tmp_path / "sae_weights.safetensors"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[:-100])
-    with pytest.raises(ValueError, match="must be a complete safetensors file"):
-        SparseAutoencoder.load(tmp_path)
-    make(latents=20).save(tmp_path / "other")
-    weights.write_bytes((tmp_path / "other" / "sae_weights.safetensors").read_bytes())
-    with pytest.raises(ValueError, match=r"must have the tensors of its config; got W_enc \(12, 20\), not \(12, 40\)"):
-        SparseAutoencoder.load(tmp_path)
-    weights.unlink()
-    with pytest.raises(FileNotFoundError, match="must be a file; there is none"):
-        SparseAutoencoder.load(tmp_path)
-    (tmp_path / "cfg.json").write_text("{}")
-    with pytest.raises(ValueError, match="must be a config that khot wrote; got KeyError"):
-        SparseAutoencoder.load(tmp_path)
+def test_a_selector_that_says_it_is_hard_gets_k_candidates():
+    seen = []
 
+    def own(scores, k, *, temperature, generator=None):
+        seen.append(tuple(scores.shape))
+        return khot.hard_topk(scores, k)
 
-def test_missing_safetensors_is_named(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "safetensors.torch", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'khot\[sae\]'"):
-        make().save(tmp_path)
-
-
-def test_metrics_are_those_of_all_tokens_at_once():
-    sae, x = train(make(kind="batch")), data(300, 8)
-    metrics = khot.nn.SparseAutoencoderMetrics()
-    for part in x.split(77):
-        metrics.update(sae, part)
-    got, out = metrics.result(), sae(x)
-    y = out.reconstruction.detach()
-    active = out.code.dense() > 0
-    assert got["fvu"] == pytest.approx(float((x - y).square().sum() / (x - x.mean(0)).square().sum()), rel=1e-5)
-    assert got["l0"] == pytest.approx(float(active.sum(1).float().mean()))
-    assert got["l0_percentiles"]["50"] == active.sum(1).sort().values[149]
-    assert got["alive"] == pytest.approx(float(active.any(0).float().mean()))
-    assert got["dead"] == int((~active.any(0)).sum())
-    assert got["cosine"] == pytest.approx(float(torch.cosine_similarity(x, y).mean()), rel=1e-5)
-    assert got["relative_reconstruction_bias"] == pytest.approx(float(y.square().sum() / (x * y).sum()), rel=1e-5)
-    assert sum(got["density_histogram"]["latents"]) == N - got["dead"]
-    json.dumps(got)
+    make(own)(data())
+    own.is_hard = True
+    make(own)(data())
+    assert seen == [(TOKENS, 4 * K), (TOKENS, K)]
