@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from ..designs._sample import sample_khot
 from ..relaxations import hard_topk, sigmoid_topk
 from ..relaxations import straight_through as straight
 
 __all__ = ["Selector", "hard", "sampled", "soft", "straight_through"]
+
+Number = float | Tensor
 
 
 def __dir__() -> list[str]:
@@ -26,23 +27,11 @@ class Selector(Protocol):
     """The signature that layers call."""
 
     def __call__(
-        self,
-        scores: Tensor,
-        k: float | Tensor,
-        /,
-        *,
-        temperature: float | Tensor,
-        generator: torch.Generator | None = None,
+        self, scores: Tensor, k: Number, /, *, temperature: Number, generator: Generator | None = None
     ) -> Tensor: ...
 
 
-def hard(
-    scores: Tensor,
-    k: float | Tensor,
-    *,
-    temperature: float | Tensor = 1.0,
-    generator: torch.Generator | None = None,
-) -> Tensor:
+def hard(scores: Tensor, k: Number, *, temperature: Number = 1.0, generator: Generator | None = None) -> Tensor:
     """Give the k largest the weight 1, with no gradient, by `khot.hard_topk`; k is rounded.
 
     Examples:
@@ -56,11 +45,7 @@ vars(hard)["is_hard"] = True
 
 
 def straight_through(
-    scores: Tensor,
-    k: float | Tensor,
-    *,
-    temperature: float | Tensor = 1.0,
-    generator: torch.Generator | None = None,
+    scores: Tensor, k: Number, *, temperature: Number = 1.0, generator: Generator | None = None
 ) -> Tensor:
     """Return the value of `hard` with the gradient of `soft`, to the scores and to k.
 
@@ -72,13 +57,7 @@ def straight_through(
     return straight(hard(scores, k), sigmoid_topk(scores, k, temperature=temperature))
 
 
-def soft(
-    scores: Tensor,
-    k: float | Tensor,
-    *,
-    temperature: float | Tensor = 1.0,
-    generator: torch.Generator | None = None,
-) -> Tensor:
+def soft(scores: Tensor, k: Number, *, temperature: Number = 1.0, generator: Generator | None = None) -> Tensor:
     """Return `khot.sigmoid_topk`; lower the temperature in training, since layers select hard in evaluation.
 
     Examples:
@@ -88,13 +67,7 @@ def soft(
     return sigmoid_topk(scores, k, temperature=temperature)
 
 
-def sampled(
-    scores: Tensor,
-    k: float | Tensor,
-    *,
-    temperature: float | Tensor = 1.0,
-    generator: torch.Generator | None = None,
-) -> Tensor:
+def sampled(scores: Tensor, k: Number, *, temperature: Number = 1.0, generator: Generator | None = None) -> Tensor:
     """Draw k at random by `khot.sample_khot`, with the inclusion probabilities and the gradient of `soft`.
 
     Examples:

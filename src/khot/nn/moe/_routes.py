@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
 from ... import _check
-from ._routing import Routing, check_bias, checked, wants, widened
+from ._routing import Routing, check_bias, checked, widened
 
 GAMMA = 1.0
 """The width of DSelect-k's smooth step."""
@@ -67,7 +67,6 @@ def _weighted(logits: Tensor, log_probs: Tensor, probs: Tensor, indices: Tensor,
     return Routing(logits, weights, indices, probs)
 
 
-@wants(lambda n, k: 2 * n)
 def noisy_topk(
     logits: Tensor, k: int, *, normalize: bool = True, training: bool = True, generator: torch.Generator | None = None
 ) -> Routing:
@@ -93,6 +92,9 @@ def noisy_topk(
         noise = torch.empty_like(x).normal_(generator=generator)
         x = x + noise * softplus(raw)
     return softmax_topk(x, k, normalize=normalize)
+
+
+vars(noisy_topk)["width"] = lambda n, k: 2 * n
 
 
 def expert_choice(logits: Tensor, k: int) -> Routing:
@@ -129,7 +131,6 @@ def _bits(n: int) -> int:
     return max(1, (n - 1).bit_length())
 
 
-@wants(lambda n, k: k * _bits(n) + k)
 def dselect_k(logits: Tensor, k: int, *, num_experts: int) -> Routing:
     """Mix k slots, each a smooth binary code of an expert, by a softmax: at most k experts once codes are sharp.
 
@@ -160,6 +161,9 @@ def dselect_k(logits: Tensor, k: int, *, num_experts: int) -> Routing:
     slots = max(1, int((gates > 0).sum(-1).max())) if gates.numel() else k
     weights, indices = gates.topk(slots, -1)
     return Routing(gates, weights, torch.where(weights > 0, indices, num_experts), gates)
+
+
+vars(dselect_k)["width"] = lambda n, k: k * _bits(n) + k
 
 
 def _smooth_step(t: Tensor) -> Tensor:

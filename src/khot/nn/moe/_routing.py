@@ -6,14 +6,12 @@ import inspect
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ... import _check
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Routing(NamedTuple):
@@ -44,14 +42,7 @@ class Route(Protocol):
 
 
 class BoundRoute:
-    """A route for n experts and k of them, with what it takes looked up once.
-
-    Args:
-        route: the rule.
-        n: how many experts.
-        k: how many for each token.
-        gives: the options that the caller can pass.
-    """
+    """A route to k of n experts, with what it takes, of the options that the caller `gives`, looked up once."""
 
     def __init__(self, route: Route, n: int, k: int, gives: tuple[str, ...] = ()) -> None:
         parameters = list(inspect.signature(route).parameters.values())
@@ -82,16 +73,6 @@ class BoundRoute:
 def name_of(route: Route) -> str:
     """Return what a route is called in messages."""
     return str(getattr(route, "__name__", repr(route)))
-
-
-def wants(width: Callable[[int, int], int]) -> Callable[[F], F]:
-    """Declare how many scores a route wants for n experts and k of them."""
-
-    def declare(route: F) -> F:
-        vars(route)["width"] = width
-        return route
-
-    return declare
 
 
 def _width(route: Any) -> Callable[[int, int], int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -120,12 +121,6 @@ def _within(ideal: Tensor, total: int, most: int) -> Tensor:
     return (low * ideal).clamp(1, most)
 
 
-class Reconstructs(Protocol):
-    """A model to measure: inputs to an output with a `reconstruction` and a sparse `code`."""
-
-    def __call__(self, x: Tensor, /) -> Any: ...
-
-
 class SparseAutoencoderMetrics:
     """Measure L0, FVU, cosine, bias of size and activity of an autoencoder in evaluation mode, batch by batch.
 
@@ -146,8 +141,8 @@ class SparseAutoencoderMetrics:
         self._sums: dict[str, Tensor] = {}
 
     @torch.no_grad()
-    def update(self, sae: Reconstructs, x: Tensor) -> None:
-        """Add a batch (…, d_in)."""
+    def update(self, sae: Callable[[Tensor], Any], x: Tensor) -> None:
+        """Add a batch (…, d_in) and what an autoencoder, or a function like one, makes of it."""
         out = sae(x)
         code = out.code
         n, d = code.shape[-1], x.shape[-1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,8 +51,6 @@ class Encoder(NamedTuple):
 class Axis:
     """All that differs between the kinds of sparse autoencoders. This base is common to those with a threshold."""
 
-    architecture = "jumprelu"
-    """The name of the evaluated model in SAELens."""
     has_threshold = True
     """Whether evaluation selects what exceeds a running threshold, so that a token's code does not depend on others."""
     is_by_token = False
@@ -96,9 +94,9 @@ class Axis:
         """Return a learned k as it is saved."""
         return k
 
-    def description(self, k: float) -> dict[str, int]:
-        """Return what SAELens wants to know beside the architecture."""
-        return {}
+    def description(self, k: float) -> dict[str, Any]:
+        """Return what SAELens calls the evaluated model, and its k if it has one."""
+        return {"architecture": "jumprelu"}
 
 
 class Batch(Axis):
@@ -108,7 +106,6 @@ class Batch(Axis):
 class Token(Axis):
     """k latents for each token (TopK), in evaluation too."""
 
-    architecture = "topk"
     has_threshold = False
     is_by_token = True
 
@@ -135,8 +132,8 @@ class Token(Axis):
     def saved_k(self, k: float) -> float:
         return max(1, round(k))
 
-    def description(self, k: float) -> dict[str, int]:
-        return {"k": int(k)}
+    def description(self, k: float) -> dict[str, Any]:
+        return {"architecture": "topk", "k": int(k)}
 
 
 class Latent(Axis):

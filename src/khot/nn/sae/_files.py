@@ -140,10 +140,9 @@ def _shapes(config: SparseAutoencoderConfig) -> dict[str, tuple[int, ...]]:
 
 def _description(c: SparseAutoencoderConfig, dtype: torch.dtype, selector: str) -> dict[str, Any]:
     return {
-        "architecture": c.axis.architecture,
+        **c.axis.description(c.k),
         "d_in": c.d_in,
         "d_sae": c.latents,
-        **c.axis.description(c.k),
         "dtype": str(dtype).removeprefix("torch."),
         "device": "cpu",
         "apply_b_dec_to_input": True,

@@ -13,20 +13,10 @@ from torch import Tensor, nn
 from ... import _check
 from .. import selectors
 from .._precision import KeepsPrecision, shown, wide_dtype
-from . import _axes, _files
+from . import _axes, _code, _files
 from ._activity import Activity
 from ._axes import Block, Encoder
-from ._code import (
-    SparseAutoencoderOutput,
-    SparseCode,
-    aux_k_loss,
-    aux_zipf_loss,
-    by_rising,
-    chosen,
-    fraction_unexplained,
-    from_dense,
-    weighted_rows,
-)
+from ._code import SparseAutoencoderOutput, SparseCode, by_rising, chosen, fraction_unexplained, weighted_rows
 from ._files import SparseAutoencoderConfig
 
 MULTI = 4
@@ -127,7 +117,7 @@ class SparseAutoencoder(KeepsPrecision):
         """Decode a code, sparse or dense (…, latents), to (…, d_in)."""
         if isinstance(code, Tensor):
             _check.last_dim("code", code, self.config.latents)
-            code = from_dense(code)
+            code = _code.from_dense(code)
         return self._restored(self._decoded(code), code)
 
     def forward(self, x: Tensor, *, generator: torch.Generator | None = None) -> SparseAutoencoderOutput:
@@ -287,9 +277,9 @@ class SparseAutoencoder(KeepsPrecision):
         weights = self._cast(self.W_enc), self._cast(self.b_enc), self._cast(self.W_dec)
         most = c.aux_k or max(1, c.d_in // 2)
         if not c.underused:
-            return aux_k_loss(centred, residual, self.dead().nonzero().squeeze(1), weights, most)
+            return _code.aux_k_loss(centred, residual, self.dead().nonzero().squeeze(1), weights, most)
         law = {"k": _axes.number(self.k), "exponent": c.zipf or 1.0, "fraction": c.underused}
-        return aux_zipf_loss(centred, residual, self.activity.density, weights, most, **law)
+        return _code.aux_zipf_loss(centred, residual, self.activity.density, weights, most, **law)
 
 
 def _check_samples(rows: Tensor) -> None:
