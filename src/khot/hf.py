@@ -106,8 +106,11 @@ def _probes(router: Any) -> Tensor:
 
 
 def _how(own: Any, router: Any) -> tuple[bool, bool, torch.dtype | None]:
-    """Return the last three fields of `_Choice`, from what a copy in bfloat16 does, in training and in evaluation."""
-    twin = copy.deepcopy(router).to(torch.bfloat16)
+    """Return the last three fields of `_Choice`, from what a copy in bfloat16 does, in training and in evaluation.
+
+    The copy is on the CPU, since not every device computes in bfloat16.
+    """
+    twin = copy.deepcopy(router).to("cpu", torch.bfloat16)
     hidden = _probes(twin)
     with torch.random.fork_rng(devices=[]):
         given = [own.forward(twin.train(mode), hidden) for mode in (True, False)]
@@ -120,11 +123,13 @@ def _how(own: Any, router: Any) -> tuple[bool, bool, torch.dtype | None]:
 
 def _logits(router: Any, hidden: Tensor, is_wide: bool) -> Tensor:
     """Return the scores of tokens, (tokens, n), as the router computes them if it is linear."""
-    rows = hidden.reshape(-1, router.weight.shape[1])
-    bias = getattr(router, "bias", None)
+    weight, bias = router.weight, getattr(router, "bias", None)
+    rows = hidden.reshape(-1, weight.shape[1])
+    if not isinstance(bias, Tensor) or bias.shape != weight.shape[:1]:
+        bias = None
     if is_wide:
-        return linear(rows.float(), router.weight.float(), None if bias is None else bias.float())
-    return linear(rows, router.weight, bias)
+        return linear(rows.float(), weight.float(), None if bias is None else bias.float())
+    return linear(rows, weight, bias)
 
 
 def _route(router: Any, choice: _Choice, logits: Tensor, *, training: bool) -> tuple[Tensor, Tensor]:

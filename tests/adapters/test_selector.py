@@ -183,6 +183,15 @@ def test_bad_numbers_of_features(given, error, says):
         number_of_features(given, 9)
 
 
+def test_numpy_integers_are_settings():
+    x, y = xor(0, rows=60)
+    sizes = {"max_steps": 20, "batch_size": 16, "patience": 10}
+    plain = KHotSelector(2, random_state=0, hidden=(8,), **sizes).fit(x, y)
+    small = {name: np.uint8(size) for name, size in sizes.items()}
+    wide = KHotSelector(np.int64(2), random_state=np.int64(0), hidden=(np.int32(8),), **small).fit(x, y)
+    assert (wide.scores_ == plain.scores_).all()
+
+
 def test_bad_tasks():
     x = np.random.default_rng(0).standard_normal((20, 3))
     with pytest.raises(ValueError, match="`task` must be one of 'auto', 'classification'"):

@@ -68,6 +68,12 @@ def test_buffers_keep_their_precision_and_parameters_are_cast(name, dtype):
     assert all(t.dtype != torch.float16 for t in copy.deepcopy(layer).half().buffers())
 
 
+def test_a_buffer_that_is_given_in_half_precision_stays_so_when_it_moves():
+    layer = SigmoidTopK(torch.tensor(3.0, dtype=torch.bfloat16))
+    assert layer.to("meta").k.dtype == torch.bfloat16
+    assert layer.half().k.dtype == torch.float32  # 1e5 is infinite in float16
+
+
 def test_the_count_of_a_bfloat16_layer_is_not_rounded():
     """1001 is 1000 in bfloat16, and was chosen so."""
     x = torch.randn(3, 3000).bfloat16()

@@ -86,6 +86,7 @@ class KHotGate(KeepsPrecision):
     Attributes:
         budget: an integer buffer, the size of m in training: k, unless a `Schedule` moves it, for example from n to k.
             Then features are dropped one by one, and those that matter only together are seen together at first.
+        takes_objective: whether the estimator wants the objective; then call it with `gate.law(x)` instead of the gate.
 
     Examples:
         >>> gate = KHotGate(4, 2)

@@ -21,7 +21,7 @@ class KeepsPrecision(nn.Module):
         super()._apply(fn, recurse)
         for name, old in before.items():
             new = getattr(self, name)
-            if new.is_floating_point() and new.dtype.itemsize < 4:
+            if new.is_floating_point() and new.dtype.itemsize < 4 and new.dtype != old.dtype:
                 setattr(self, name, old.to(new.device, torch.float32))
         return self
 
