@@ -62,8 +62,9 @@ class _Choice(NamedTuple):
     """How a swapped router computes its scores and chooses by them."""
 
     route: BoundRoute
-    is_linear: bool
-    """Whether the scores are hidden·Wᵀ + bias; if not, the router's own forward has to run."""
+    linear_at: tuple[int, ...]
+    """For how many dimensions of `hidden` the scores are hidden·Wᵀ + bias, (tokens, n); for others, the router's own
+    forward has to run."""
     is_wide: bool
     """Whether that is computed in float32, or else in the dtype of `hidden`."""
     weights_in: torch.dtype | None
@@ -105,28 +106,39 @@ def _probes(router: Any) -> Tensor:
     return tokens.to(router.weight)
 
 
-def _how(own: Any, router: Any) -> tuple[bool, bool, torch.dtype | None]:
-    """Return the last three fields of `_Choice`, from what a copy in bfloat16 does, in training and in evaluation.
+def _how(own: Any, router: Any) -> tuple[tuple[int, ...], bool, torch.dtype | None]:
+    """Return the last three fields of `_Choice`, from what a copy in bfloat16 does.
 
     The copy is on the CPU, since not every device computes in bfloat16.
     """
     twin = copy.deepcopy(router).to("cpu", torch.bfloat16)
-    hidden = _probes(twin)
+    tokens = _probes(twin)
     with torch.random.fork_rng(devices=[]):
-        given = [own.forward(twin.train(mode), hidden) for mode in (True, False)]
-    weights_in = None if given[0][1].dtype == torch.bfloat16 else given[0][1].dtype
-    for is_wide in (False, True):
-        if all(torch.equal(_logits(twin, hidden, is_wide), logits) for logits, _, _ in given):
-            return True, is_wide, weights_in
-    return False, False, weights_in
+        found = own.forward(twin, tokens)[1].dtype
+        weights_in = None if found == torch.bfloat16 else found
+        for is_wide in (False, True):
+            fits = tuple(x.ndim for x in (tokens, tokens[None]) if _is_linear(own, twin, x, is_wide))
+            if fits:
+                return fits, is_wide, weights_in
+    return (), False, weights_in
+
+
+def _is_linear(own: Any, router: Any, hidden: Tensor, is_wide: bool) -> bool:
+    """Return whether `_logits` are the scores of a router, in training and in evaluation."""
+    expected = _logits(router, hidden, is_wide)
+    try:
+        given = [own.forward(router.train(mode), hidden)[0] for mode in (True, False)]
+    except (IndexError, RuntimeError, ValueError):  # it takes another number of dimensions
+        return False
+    return all(torch.equal(logits, expected) for logits in given)
 
 
 def _logits(router: Any, hidden: Tensor, is_wide: bool) -> Tensor:
-    """Return the scores of tokens, (tokens, n), as the router computes them if it is linear."""
+    """Return the scores of tokens (…, d), (tokens, n), as a linear router computes them."""
     weight, bias = router.weight, getattr(router, "bias", None)
-    rows = hidden.reshape(-1, weight.shape[1])
     if not isinstance(bias, Tensor) or bias.shape != weight.shape[:1]:
         bias = None
+    rows = hidden.reshape(-1, weight.shape[1])
     if is_wide:
         return linear(rows.float(), weight.float(), None if bias is None else bias.float())
     return linear(rows, weight, bias)
@@ -149,8 +161,8 @@ def _subclass(own: Any) -> type[nn.Module]:
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
         choice: _Choice = self.khot_choice
-        is_plain = len(args) == 1 and not kwargs and not torch.is_autocast_enabled(args[0].device.type)
-        if choice.is_linear and is_plain:
+        is_plain = len(args) == 1 and not kwargs and args[0].ndim in choice.linear_at
+        if is_plain and not torch.is_autocast_enabled(args[0].device.type):  # which has rules of its own
             logits = _logits(self, args[0], choice.is_wide)
             dtype = choice.weights_in or args[0].dtype
         else:

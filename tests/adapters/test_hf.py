@@ -215,25 +215,36 @@ def test_a_model_without_routers_is_named():
 
 @pytest.mark.parametrize("family", [*MODELS, *MORE])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_swapped_router_does_not_run_its_own_routing(family, dtype, monkeypatch):
+def test_a_swapped_router_gives_the_scores_and_dtypes_of_its_own(family, dtype):
     model = make(family).to(dtype)
     name, *_ = khot.hf.swap_routers(model, routing.sigma_topk)
     router = model.get_submodule(name)
-    own, hidden = type(router).khot_own, torch.randn(2, 5, 32, dtype=dtype)
-    if family == "Jamba":
-        hidden = hidden.flatten(0, 1)  # it does not flatten them itself
-    logits, weights, _ = router(hidden)
-    expected = own.forward(router, hidden)
-    assert torch.equal(logits, expected[0])
-    assert (weights.dtype, weights.shape) == (expected[1].dtype, expected[1].shape)
-    with torch.autocast("cpu", torch.bfloat16):
-        logits, weights, _ = router(hidden)
-        expected = own.forward(router, hidden)
-        assert torch.equal(logits, expected[0])
-        assert weights.dtype == expected[1].dtype
-    monkeypatch.setattr(own, "forward", None)
-    monkeypatch.setattr("inspect.signature", None)
-    assert router(hidden)[1].shape == (10, 2)
+    for shape in ((10, 32), (2, 5, 32)):
+        for is_cast in (False, True):
+            hidden = torch.randn(shape, dtype=dtype)
+            with torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
+                logits, weights, indices = router(hidden)
+                expected = type(router).khot_own.forward(router, hidden)
+            assert torch.equal(logits, expected[0])
+            assert (weights.dtype, weights.shape) == (expected[1].dtype, expected[1].shape)
+            assert indices.shape == expected[2].shape
+
+
+@pytest.mark.parametrize("family", [*MODELS, *MORE])
+def test_a_swapped_model_does_not_run_its_own_routing(family, monkeypatch):
+    """Each forward routed by the model's rule first, and threw it away."""
+    model, calls = make(family), []
+    name, *_ = khot.hf.swap_routers(model, routing.sigma_topk)
+    own = type(model.get_submodule(name)).khot_own
+    forward = own.forward
+    monkeypatch.setattr(own, "forward", lambda *args: calls.append(own) or forward(*args))
+    monkeypatch.setattr(khot.hf.inspect, "signature", None)
+    with torch.no_grad():
+        assert model.train()(TOKENS).logits.isfinite().all()
+        assert not calls
+        with torch.autocast("cpu", torch.bfloat16):
+            model(TOKENS)
+    assert calls  # the negative control: with autocast it does
 
 
 def test_a_router_with_noise_in_training_runs_its_own_forward():
