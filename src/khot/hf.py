@@ -146,7 +146,8 @@ def _logits(router: Any, hidden: Tensor, is_wide: bool) -> Tensor:
 
 def _route(router: Any, choice: _Choice, logits: Tensor, *, training: bool) -> tuple[Tensor, Tensor]:
     """Return weights and indices, (tokens, slots); where there is no expert, the weight is 0."""
-    routing = choice.route(logits, training=training, bias=getattr(router, "e_score_correction_bias", None))
+    bias = getattr(router, "e_score_correction_bias", None)
+    routing = choice.route(logits, int(router.top_k), training=training, bias=bias)
     indices = torch.where(routing.indices < logits.shape[-1], routing.indices, 0)
     return routing.weights * _scale(router), indices
 

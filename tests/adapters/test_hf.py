@@ -130,6 +130,13 @@ def test_half_precision_keeps_its_dtype():
         assert model(TOKENS).logits.dtype == torch.bfloat16
 
 
+def test_the_count_of_a_swapped_router_may_change():
+    model = make("Mixtral")
+    name, *_ = khot.hf.swap_routers(model)
+    model.get_submodule(name).top_k = 3
+    assert model.get_submodule(name)(torch.randn(20, 32))[2].shape == (20, 3)
+
+
 def test_samples_are_for_training_alone():
     model = make("Mixtral")
     khot.hf.swap_routers(model, partial(routing.sigma_topk, sample=True))

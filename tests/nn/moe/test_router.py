@@ -211,6 +211,12 @@ def test_a_wrapped_route_that_says_its_width_routes_to_all_experts(how):
     assert torch.equal(found.logits, router(torch.zeros(20, 5)).logits + found.logits)  # no noise in evaluation
 
 
+def test_the_count_of_a_router_may_change():
+    router = Router(5, 4, 2)
+    router.k = 3
+    assert router(torch.randn(20, 5)).indices.shape == (20, 3)
+
+
 def test_a_module_like_a_router_must_route_to_all_experts():
     class Odd(nn.Module):
         num_experts, k = 4, 1

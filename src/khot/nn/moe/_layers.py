@@ -68,7 +68,7 @@ class Router(KeepsPrecision):
         with torch.autocast(x.device.type, enabled=False):
             weight = widened(self.weight)
             logits = linear(x.to(weight.dtype), weight)
-            return self._bound(logits, training=self.training, bias=self.bias, generator=generator)
+            return self._bound(logits, self.k, training=self.training, bias=self.bias, generator=generator)
 
     def extra_repr(self) -> str:
         dim, route = self.weight.shape[1], name_of(self.route)

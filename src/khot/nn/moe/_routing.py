@@ -42,7 +42,7 @@ class Route(Protocol):
 
 
 class BoundRoute:
-    """A route to k of n experts, with what it takes, of the options that the caller `gives`, looked up once."""
+    """A route to k of n experts, with its width, and what it takes of what the caller `gives`, looked up once."""
 
     def __init__(self, route: Route, n: int, k: int, gives: tuple[str, ...] = ()) -> None:
         parameters = list(inspect.signature(route).parameters.values())
@@ -51,15 +51,15 @@ class BoundRoute:
         missing = [name for name in needs if name not in gives]
         if missing:
             raise ValueError(f"`route` must take (logits, k) and options; {name_of(route)} needs {', '.join(missing)}.")
-        self.route, self.n, self.k = route, n, k
+        self.route, self.n = route, n
         self.takes = frozenset(p.name for p in parameters) & frozenset(gives)
         self.width = _width(route)(n, k)
 
-    def __call__(self, logits: Tensor, *, training: bool, **given: Any) -> Routing:
+    def __call__(self, logits: Tensor, k: int, *, training: bool, **given: Any) -> Routing:
         """Route scores (…, width), with those of the options given that the route takes and that are not None."""
         given |= {"num_experts": self.n, "training": training, "sample": None if training else False}
         options = {name: value for name, value in given.items() if name in self.takes and value is not None}
-        routing = self.route(logits, self.k, **options)
+        routing = self.route(logits, k, **options)
         found = routing.probs.shape[-1]
         if found != self.n:
             raise ValueError(
