@@ -33,7 +33,7 @@ from sklearn.preprocessing import StandardScaler
 from khot.bench import markdown_table, write
 from khot.jobs._compare import methods, plain_model
 from khot.nn import KHotGate
-from khot.sklearn._training import Plan, Rows, network, train
+from khot.sklearn import Plan, Rows, network, train
 
 ROOT = Path(__file__).parents[1]
 CONCRETE_RATE, STG_RATE = 0.1, 0.003

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from khot.nn import MoE, Router
 from khot.nn import routing as r
-from khot.nn._router import Route
+from khot.nn.routing import Route
 
 EXPERTS = 8
 BATCH = 256

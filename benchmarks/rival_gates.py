@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from khot.nn import KHotGate, geometric
-from khot.sklearn import KHotSelector
-from khot.sklearn._training import network
+from khot.sklearn import KHotSelector, network
 
 OURS = KHotSelector().get_params()
 

@@ -13,7 +13,7 @@ from figures import svg
 from matplotlib.figure import Figure
 
 from khot.bench import markdown_table, write
-from khot.nn._sae_metrics import EDGES
+from khot.nn.sae import EDGES
 
 FIGURES = ("fvu", "dead", "mmcs", "l0")
 PLAIN = "topk, hard"

@@ -1,20 +1,28 @@
-"""Routers of Hugging Face models, swapped for khot's; needs `khot[hf]` for the models themselves."""
+"""Swap the routers of Hugging Face models for khot's; needs `khot[hf]` for the models themselves."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
-from . import _check
-from .nn._router import Route, width
-from .nn.routing import sigma_topk
+from .nn.moe import BoundRoute, Route, sigma_topk
+
+__all__ = ["swap_routers"]
 
 PROBES = 8
 """Random tokens that show what a router of a model does."""
+OPTIONS = ("bias", "training", "sample")
+"""What a swapped router can give to a route."""
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def swap_routers(model: nn.Module, route: Route = sigma_topk) -> list[str]:
@@ -26,9 +34,9 @@ def swap_routers(model: nn.Module, route: Route = sigma_topk) -> list[str]:
 
     Args:
         model: a model whose routers give (logits, weights, indices), as transformers 5's do.
-        route: `(logits, k, …) → Routing`. If it can normalise and does not say, it does where the router's own weights
-            have a constant sum; and σ_k for k > 1, since π sums to k, which no model is used to. It is given the
-            router's correction bias, if it takes one.
+        route: `(logits, k, …) → Routing`. If it has a `normalize` option that is not set, it is set where the router's
+            own weights have a constant sum; and for σ_k with k > 1, since π sums to k, which no model is used to. It
+            is given the router's correction bias, if it takes one.
 
     Returns:
         The names of the routers.
@@ -39,22 +47,28 @@ def swap_routers(model: nn.Module, route: Route = sigma_topk) -> list[str]:
         ['model.layers.0.mlp.gate', 'model.layers.1.mlp.gate']
     """
     found = {name: module for name, module in model.named_modules() if _is_router(module)}
-    _check.has_routers(model, len(found))
-    parameters = inspect.signature(route).parameters
-    _check.takes_scores(route, [p.name for p in parameters.values() if p.default is p.empty][2:])
-    option = parameters.get("normalize")
-    is_open = option is not None and "normalize" not in getattr(route, "keywords", {})
-    changes = []
-    for name, module in found.items():
-        own: Any = getattr(type(module), "khot_own", type(module))
-        n, k = len(module.weight), int(module.top_k)
-        _check.can_route(name, width(route, n, k), n, getattr(module, "num_group", None) or 1)
-        is_own = _is_normalized(name, own, module)
-        options = {"normalize": is_own or (k > 1 and not option.default)} if option and is_open else {}
-        changes.append((module, _subclass(own), partial(route, **options)))
-    for module, cls, chosen in changes:  # all or none
-        module.__class__, module.khot_route = cls, chosen
+    if not found:
+        raise ValueError(
+            f"`model` must have routers: Modules with `weight` and `top_k` whose class is named …Router, with "
+            f"forward(hidden) → (logits, weights, indices); got {type(model).__name__}, which has none."
+        )
+    changes = [(module, *_swapped(name, module, route)) for name, module in found.items()]
+    for module, cls, choice in changes:  # all or none
+        module.__class__, module.khot_choice = cls, choice
     return list(found)
+
+
+class _Choice(NamedTuple):
+    """How a swapped router computes its scores and chooses by them."""
+
+    route: BoundRoute
+    linear_at: tuple[int, ...]
+    """For how many dimensions of `hidden` the scores are hidden·Wᵀ + bias, (tokens, n); for others, the router's own
+    forward has to run."""
+    is_wide: bool
+    """Whether that is computed in float32, or else in the dtype of `hidden`."""
+    weights_in: torch.dtype | None
+    """The dtype of the weights; None for the dtype of `hidden`."""
 
 
 def _is_router(module: nn.Module) -> bool:
@@ -63,14 +77,79 @@ def _is_router(module: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def _is_normalized(name: str, own: type[nn.Module], router: Any) -> bool:
-    """Whether the weights that the model's own rule gives have the same sum for all tokens."""
-    weight = router.weight
-    tokens = torch.randn(PROBES, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight)
-    given = own.forward(router, tokens)
-    _check.routing_of(name, given)
-    sums = given[1].float().sum(-1)
-    return bool((sums - _scale(router)).abs().max() < 1e-2 * _scale(router))
+def _swapped(name: str, router: Any, route: Route) -> tuple[type[nn.Module], _Choice]:
+    """Return the class of a router with khot's choice, and the choice; the router does not change."""
+    own: Any = getattr(type(router), "khot_own", type(router))
+    n, k = len(router.weight), int(router.top_k)
+    groups = getattr(router, "num_group", None) or 1
+    if groups > 1:
+        raise ValueError(f"{name} must choose among all its experts; it chooses within {groups} groups.")
+    width = BoundRoute(route, n, k, OPTIONS).width
+    if width != n:
+        raise ValueError(f"`route` must take as many scores as {name} gives, {n}; it takes {width}.")
+    given = own.forward(router, _probes(router))
+    if not (isinstance(given, tuple) and len(given) == 3):
+        got = f"{len(given)} values" if isinstance(given, tuple) else type(given).__name__
+        raise ValueError(f"{name} must give (logits, weights, indices); it gives {got}.")
+    option = inspect.signature(route).parameters.get("normalize")
+    if option is not None and "normalize" not in getattr(route, "keywords", {}):
+        sums, scale = given[1].float().sum(-1), _scale(router)
+        is_constant = bool((sums - scale).abs().max() < 1e-2 * scale)
+        route = partial(route, normalize=is_constant or (k > 1 and not option.default))
+    choice = _Choice(BoundRoute(route, n, k, OPTIONS), *_how(own, router))
+    _route(router, choice, given[0], training=False)  # raises if the route does not fit
+    return _subclass(own), choice
+
+
+def _probes(router: Any) -> Tensor:
+    tokens = torch.randn(PROBES, router.weight.shape[1], generator=torch.Generator().manual_seed(0))
+    return tokens.to(router.weight)
+
+
+def _how(own: Any, router: Any) -> tuple[tuple[int, ...], bool, torch.dtype | None]:
+    """Return the last three fields of `_Choice`, from what a copy in bfloat16 does.
+
+    The copy is on the CPU, since not every device computes in bfloat16.
+    """
+    twin = copy.deepcopy(router).to("cpu", torch.bfloat16)
+    tokens = _probes(twin)
+    with torch.random.fork_rng(devices=[]):
+        found = own.forward(twin, tokens)[1].dtype
+        weights_in = None if found == torch.bfloat16 else found
+        for is_wide in (False, True):
+            fits = tuple(x.ndim for x in (tokens, tokens[None]) if _is_linear(own, twin, x, is_wide))
+            if fits:
+                return fits, is_wide, weights_in
+    return (), False, weights_in
+
+
+def _is_linear(own: Any, router: Any, hidden: Tensor, is_wide: bool) -> bool:
+    """Return whether `_logits` are the scores of a router, in training and in evaluation."""
+    expected = _logits(router, hidden, is_wide)
+    try:
+        given = [own.forward(router.train(mode), hidden)[0] for mode in (True, False)]
+    except (IndexError, RuntimeError, ValueError):  # it takes another number of dimensions
+        return False
+    return all(torch.equal(logits, expected) for logits in given)
+
+
+def _logits(router: Any, hidden: Tensor, is_wide: bool) -> Tensor:
+    """Return the scores of tokens (…, d), (tokens, n), as a linear router computes them."""
+    weight, bias = router.weight, getattr(router, "bias", None)
+    if not isinstance(bias, Tensor) or bias.shape != weight.shape[:1]:
+        bias = None
+    rows = hidden.reshape(-1, weight.shape[1])
+    if is_wide:
+        return linear(rows.float(), weight.float(), None if bias is None else bias.float())
+    return linear(rows, weight, bias)
+
+
+def _route(router: Any, choice: _Choice, logits: Tensor, *, training: bool) -> tuple[Tensor, Tensor]:
+    """Return weights and indices, (tokens, slots); where there is no expert, the weight is 0."""
+    bias = getattr(router, "e_score_correction_bias", None)
+    routing = choice.route(logits, int(router.top_k), training=training, bias=bias)
+    indices = torch.where(routing.indices < logits.shape[-1], routing.indices, 0)
+    return routing.weights * _scale(router), indices
 
 
 def _scale(router: Any) -> float:
@@ -79,17 +158,19 @@ def _scale(router: Any) -> float:
 
 @cache
 def _subclass(own: Any) -> type[nn.Module]:
-    """The class with khot's choice."""
+    """Return the class with khot's choice."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        logits, weights, _ = own.forward(self, *args, **kwargs)
-        takes = inspect.signature(self.khot_route).parameters
-        options = {} if self.training else {name: False for name in ("training", "sample") if name in takes}
-        if "bias" in takes and hasattr(self, "e_score_correction_bias"):
-            options["bias"] = self.e_score_correction_bias
-        routing = self.khot_route(logits, self.top_k, **options)
-        indices = torch.where(routing.indices < logits.shape[-1], routing.indices, 0)  # none: the weight is 0
-        return logits, (routing.weights * _scale(self)).to(weights.dtype), indices
+        choice: _Choice = self.khot_choice
+        is_plain = len(args) == 1 and not kwargs and args[0].ndim in choice.linear_at
+        if is_plain and not torch.is_autocast_enabled(args[0].device.type):  # which has rules of its own
+            logits = _logits(self, args[0], choice.is_wide)
+            dtype = choice.weights_in or args[0].dtype
+        else:
+            logits, weights, _ = own.forward(self, *args, **kwargs)
+            dtype = weights.dtype
+        weights, indices = _route(self, choice, logits, training=self.training)
+        return logits, weights.to(dtype), indices
 
     def reduce(self: Any) -> tuple[Any, ...]:
         return _empty, (own,), self.__dict__
@@ -98,6 +179,6 @@ def _subclass(own: Any) -> type[nn.Module]:
 
 
 def _empty(own: Any) -> Any:
-    """For pickle, which finds a class by its name."""
+    """Make an instance for pickle, which finds a class by its name."""
     cls = _subclass(own)
     return cls.__new__(cls)

@@ -85,8 +85,8 @@ def imle(
     Reference: Niepert, Minervini and Franceschi, "Implicit MLE" (2021).
     """
     if not isinstance(step, AdaptiveStep):
-        _check.positive("step", step, hint="")
-    _check.positive("noise_temperature", noise_temperature, hint="")
+        _check.positive("step", step)
+    _check.positive("noise_temperature", noise_temperature)
     _check.at_least("terms", terms, 1)
     theta = design.logits
     k = torch.as_tensor(design.k, dtype=torch.float64, device=theta.device)

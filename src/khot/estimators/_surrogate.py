@@ -126,7 +126,7 @@ def xie_ermon(
 
     Reference: Xie and Ermon, "Reparameterizable subset sampling via continuous relaxations" (2019).
     """
-    _check.positive("temperature", temperature, hint="")
+    _check.positive("temperature", temperature)
     sizes = torch.as_tensor(design.k).unique()
     if len(sizes) != 1 or sizes[0] != sizes[0].round():
         raise NotImplementedError(f"All rows must have the same integer k for `xie_ermon`; got {sizes.tolist()}.")

@@ -83,8 +83,7 @@ class Trainer:
         self._epoch, self._order = -1, np.empty(0)
         self.trained_on = data.tokens - data.tokens // HELD_OUT
         self.batch_size = min(training.batch_size, self.trained_on)
-        if config.kind == "feature":
-            _check.enough_tokens(self.batch_size, config.k, config.latents)
+        config.axis.check_tokens(self.batch_size, config.k, config.latents)
         self.recipe = RECIPES[training.selector]
         self.sae = SparseAutoencoder(config, selector=self.recipe.selector, generator=self._generator(0, 0))
         samples = np.linspace(0, self.trained_on - 1, min(self.trained_on, SAMPLES)).round().astype(np.int64)

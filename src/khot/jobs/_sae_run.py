@@ -12,7 +12,7 @@ import numpy as np
 
 from .._files import check_writable, write
 from ..nn import SparseAutoencoder, SparseAutoencoderConfig, SparseAutoencoderMetrics
-from ..nn._sae_files import CONFIG, WEIGHTS, read_tensors, write_tensors
+from ..nn.sae import CONFIG, WEIGHTS, read_tensors, write_tensors
 from ._activations import ROWS, Activations
 from ._interrupts import interruptible
 from ._sae import HELD_OUT, Point, Trainer, Training

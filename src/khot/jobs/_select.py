@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from ..sklearn import KHotSelector
-from ..sklearn._selector import find_task
+from ..sklearn import KHotSelector, find_task
 from ._compare import AFFORDABLE, Score, compare
 from ._readers import TableError
 from ._table import Table

@@ -1,39 +1,38 @@
-"""Selectors: scores and a count to weights in [0, 1] along the last dim. A layer takes one as an argument."""
+"""Selectors: functions of scores and a count to weights in [0, 1] along the last dim. A layer takes one as an argument.
+
+A selector of your own is a function with the signature of `Selector`. If it gives the k largest scores the weight 1 and
+the others 0, with no gradient, it may say so by an attribute `is_hard = True`: layers then look at k candidates alone.
+"""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from ..designs import sample_khot
 from ..relaxations import hard_topk, sigmoid_topk
 from ..relaxations import straight_through as straight
 
+__all__ = ["Selector", "hard", "sampled", "soft", "straight_through"]
+
+Number = float | Tensor
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 class Selector(Protocol):
-    """What a layer calls; a function of one's own will do."""
+    """The signature that layers call."""
 
     def __call__(
-        self,
-        scores: Tensor,
-        k: float | Tensor,
-        /,
-        *,
-        temperature: float | Tensor,
-        generator: torch.Generator | None = None,
+        self, scores: Tensor, k: Number, /, *, temperature: Number, generator: Generator | None = None
     ) -> Tensor: ...
 
 
-def hard(
-    scores: Tensor,
-    k: float | Tensor,
-    *,
-    temperature: float | Tensor = 1.0,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """`khot.hard_topk`: the k greatest, with no gradient; k is rounded.
+def hard(scores: Tensor, k: Number, *, temperature: Number = 1.0, generator: Generator | None = None) -> Tensor:
+    """Give the k largest the weight 1, with no gradient, by `khot.hard_topk`; k is rounded.
 
     Examples:
         >>> khot.nn.selectors.hard(torch.tensor([0.3, 0.9, 0.1]), 1)
@@ -42,14 +41,13 @@ def hard(
     return hard_topk(scores, k.detach().round() if isinstance(k, Tensor) else round(k))
 
 
+vars(hard)["is_hard"] = True
+
+
 def straight_through(
-    scores: Tensor,
-    k: float | Tensor,
-    *,
-    temperature: float | Tensor = 1.0,
-    generator: torch.Generator | None = None,
+    scores: Tensor, k: Number, *, temperature: Number = 1.0, generator: Generator | None = None
 ) -> Tensor:
-    """The value of `hard` with the gradient of `soft`, to the scores and to k.
+    """Return the value of `hard` with the gradient of `soft`, to the scores and to k.
 
     Examples:
         >>> x = torch.tensor([0.3, 0.9, 0.1], requires_grad=True)
@@ -59,14 +57,8 @@ def straight_through(
     return straight(hard(scores, k), sigmoid_topk(scores, k, temperature=temperature))
 
 
-def soft(
-    scores: Tensor,
-    k: float | Tensor,
-    *,
-    temperature: float | Tensor = 1.0,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """`khot.sigmoid_topk`; lower the temperature while training, since layers select hard when they are evaluated.
+def soft(scores: Tensor, k: Number, *, temperature: Number = 1.0, generator: Generator | None = None) -> Tensor:
+    """Return `khot.sigmoid_topk`; lower the temperature in training, since layers select hard in evaluation.
 
     Examples:
         >>> khot.nn.selectors.soft(torch.tensor([0.3, 0.9, 0.1]), 1)
@@ -75,14 +67,8 @@ def soft(
     return sigmoid_topk(scores, k, temperature=temperature)
 
 
-def sampled(
-    scores: Tensor,
-    k: float | Tensor,
-    *,
-    temperature: float | Tensor = 1.0,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """`khot.sample_khot`: k drawn at random with the inclusion probabilities and the gradient of `soft`.
+def sampled(scores: Tensor, k: Number, *, temperature: Number = 1.0, generator: Generator | None = None) -> Tensor:
+    """Draw k at random by `khot.sample_khot`, with the inclusion probabilities and the gradient of `soft`.
 
     Examples:
         >>> khot.nn.selectors.sampled(torch.tensor([0.3, 0.9, 0.1]), 1, generator=torch.Generator().manual_seed(1))

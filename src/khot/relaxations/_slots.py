@@ -161,7 +161,7 @@ def successive_halving_topk(
 
     Reference: Pietruszka, Borchmann and Garncarek, "Successive Halving Top-k Operator" (2021).
     """
-    _check.selection(embeddings, scores, k)
+    _check_selection(embeddings, scores, k)
     dtype, inner = scores.dtype, _shape.compute_dtype(scores.dtype)
     played = halving.tournament(embeddings.to(inner), scores.to(inner), k, boost or double_exp(20.0))
     values, left, members, shares = played
@@ -196,8 +196,8 @@ def iterative_topk(embeddings: Tensor, scores: Tensor, k: int, *, alpha: float |
     Reference: Goyal et al., "A continuous relaxation of beam search for end-to-end training of neural sequence models"
     (2018).
     """
-    _check.selection(embeddings, scores, k)
-    _check.sharpness(alpha, scores)
+    _check_selection(embeddings, scores, k)
+    _check.temperature(alpha, scores, -1, "alpha")
     dtype, inner = scores.dtype, _shape.compute_dtype(scores.dtype)
     embeddings, scores = embeddings.to(inner), scores.to(inner)
     if isinstance(alpha, Tensor):
@@ -212,3 +212,18 @@ def iterative_topk(embeddings: Tensor, scores: Tensor, k: int, *, alpha: float |
     with no_autocast(scores):
         values, left = weights @ embeddings, (weights @ finite.unsqueeze(-1)).squeeze(-1)
     return Selection(values.to(dtype), left.to(dtype), weights.to(dtype))
+
+
+def _check_selection(embeddings: Tensor, scores: Tensor, k: int) -> None:
+    """Raise unless (…, n, d) embeddings, (…, n) scores and 1 ≤ k ≤ n go together."""
+    _check.vectors("embeddings", embeddings)
+    if not isinstance(scores, Tensor) or not scores.is_floating_point():
+        raise TypeError(f"`scores` must be a floating torch.Tensor; got {type(scores).__name__}.")
+    if scores.shape != embeddings.shape[:-1]:
+        want, got = tuple(embeddings.shape[:-1]), tuple(scores.shape)
+        raise ValueError(f"`scores` must have the shape of `embeddings` without its last dim, {want}; got {got}.")
+    if scores.dtype != embeddings.dtype:
+        raise TypeError(f"`scores` must have the dtype of `embeddings`, {embeddings.dtype}; got {scores.dtype}.")
+    _check.same_device("scores", scores, embeddings, "embeddings")
+    _check.at_least("k", k, 1)
+    _check.whole("k", k, scores.shape[-1], "number of embeddings")

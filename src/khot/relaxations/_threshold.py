@@ -118,7 +118,7 @@ def khot_cross_entropy(
     _check.same_shape("target", target, x, "x")
     _check.temperature(temperature, x, dim)
     _check.mask(mask, x)
-    _check.reduction(reduction)
+    _check.one_of("reduction", reduction, ("mean", "sum", "none"))
     y = _shape.per_entry(target, x, dim, torch.float64)
     z, rows, _ = _margins(x, y.sum(-1), dim, temperature, mask)
     entropy = torch.special.entr(y) + torch.special.entr(1 - y)
@@ -205,7 +205,7 @@ def _hits(
     """Σ y·σ_k, k and Σ y by row."""
     _check.call(x, k, dim, temperature, mask)
     _check.same_shape("target", target, x, "x")
-    _check.reduction(reduction)
+    _check.one_of("reduction", reduction, ("mean", "sum", "none"))
     y = target.to(torch.float64)
     if mask is not None:
         y = torch.where(mask, y, 0.0)

@@ -17,35 +17,34 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 
 from .. import _check
-from ..designs import Pivotal
+from ..designs import Design, Pivotal
 from ..estimators import straight_through_sample
 from ..nn import KHotGate
-from ..nn._gate import MakesDesign, Relaxation
-from ..relaxations import hard_topk, sigmoid_topk
+from ..relaxations import Relaxation, hard_topk, sigmoid_topk
 from ._training import Plan, Progress, Rows, network, train
 
 TASKS = ("auto", "classification", "regression", "reconstruction")
 
 
 class KHotSelector(SelectorMixin, BaseEstimator):
-    """Chooses the k features that a prediction needs: a gate over all of them and a network, trained together.
+    """Choose the k features that a prediction needs: a gate over all of them and a network, trained together.
 
-    Features are standardised; the network sees random k-hot samples of them, whose probabilities are learned, and the
-    size of the samples goes from all features down to k. It finds features that matter only together (XOR), and those
-    that are not linear. The k greatest scores are selected.
+    Features are standardised. The network sees random k-hot samples of them, whose probabilities are learned, and the
+    size of the samples goes from all features down to k. So it finds features that matter only together (XOR), and
+    nonlinear effects. The features with the k largest scores are selected.
 
     Args:
         n_features_to_select: k, an int, or a fraction of the features, a float in (0, 1]; None for half of them.
         task: "classification", "regression" or "reconstruction" (of all features from k of them; y is ignored);
-            "auto" finds it from y: reconstruction if it is None; classification if it holds strings, booleans, or whole
-            numbers with few different values (20, or the root of the number of rows); otherwise regression.
+            "auto" finds it from y: reconstruction if it is None; classification if it holds strings, booleans, or
+            integers with few different values (20, or the root of the number of rows); otherwise regression.
         relaxation: scores to inclusion probabilities, such as `khot.sigmoid_topk`.
         design: what the samples are drawn from, such as `khot.designs.Pivotal`; None multiplies features by their
             probabilities instead.
-        estimator: how the gradient gets past the samples, a function of `khot.estimators`.
+        estimator: how the gradient passes the samples, a function of `khot.estimators`.
         temperature: of the relaxation; larger is more random.
         hidden: sizes of the network's hidden layers; () for a linear model.
-        max_steps: steps of training at most.
+        max_steps: the largest number of training steps.
         batch_size: rows in a step.
         learning_rate: of the network (Adam).
         gate_learning_rate: of the scores (Adam).
@@ -58,7 +57,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
     Attributes:
         scores_: (n_features), larger is better.
         inclusion_probabilities_: (n_features), in [0, 1] with sum k: how likely each is chosen under the scores.
-        history_: a dict for each look at the validation rows: step, budget, train_loss, validation_loss.
+        history_: a dict for each evaluation on the validation rows: step, budget, train_loss, validation_loss.
         task_: the task that was found.
         classes_: of a classification.
         n_features_in_, feature_names_in_: as usual.
@@ -79,7 +78,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         *,
         task: str = "auto",
         relaxation: Relaxation = sigmoid_topk,
-        design: MakesDesign | None = Pivotal,
+        design: Callable[..., Design] | None = Pivotal,
         estimator: Callable[..., Tensor] = straight_through_sample,
         temperature: float = 1.0,
         hidden: tuple[int, ...] = (64, 64),
@@ -139,7 +138,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         return self
 
     def _plan(self) -> Plan:
-        """How to train, checked."""
+        """Return how to train, checked."""
         _check.one_of("task", self.task, TASKS)
         for name in ("max_steps", "batch_size", "patience"):
             _check.at_least(name, getattr(self, name), 1)
@@ -147,11 +146,15 @@ class KHotSelector(SelectorMixin, BaseEstimator):
             _check.above(name, getattr(self, name), 0)
         _check.fraction("annealed", self.annealed)
         _check.fraction("validation_fraction", self.validation_fraction, is_open=True)
-        _check.sizes_of_layers("hidden", self.hidden)
+        if not isinstance(self.hidden, (tuple, list)):
+            got = type(self.hidden).__name__
+            raise TypeError(f"`hidden` must be a tuple of ints, such as (64, 64); got {got}.")
+        for i, size in enumerate(self.hidden):
+            _check.at_least(f"hidden[{i}]", size, 1)
         return Plan(
-            hidden=tuple(self.hidden),
-            max_steps=self.max_steps,
-            batch_size=self.batch_size,
+            hidden=tuple(int(size) for size in self.hidden),
+            max_steps=int(self.max_steps),
+            batch_size=int(self.batch_size),
             learning_rate=self.learning_rate,
             gate_learning_rate=self.gate_learning_rate,
             annealed=self.annealed,
@@ -159,7 +162,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         )
 
     def _validated(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Features and what to predict, numbers or indices of classes, (rows, …); sets `task_` and `classes_`."""
+        """Return features and what to predict, numbers or indices of classes, (rows, …); set `task_` and `classes_`."""
         if y is None or self.task == "reconstruction":
             if self.task not in ("auto", "reconstruction"):
                 raise ValueError(
@@ -180,7 +183,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         return x, index.astype(np.float64)[:, None]
 
     def _rows(self, x: np.ndarray, target: np.ndarray, weight: np.ndarray) -> Rows:
-        """As the training wants them."""
+        """Return the rows as training takes them: standardised tensors."""
         features = _standardised(x, weight)
         if self.task_ == "classification":
             y = torch.from_numpy(target[:, 0]).long()
@@ -189,7 +192,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         return Rows(features, y, torch.from_numpy(weight).float())
 
     def _train(self, run: Iterator[Progress]) -> Tensor:
-        """Scores of the least validation loss at the final budget; the last ones if it is not reached."""
+        """Return the scores of the least validation loss at the final budget; the last ones if it is not reached."""
         self.history_: list[dict[str, float]] = []
         best, result = float("inf"), torch.tensor(torch.nan)
         for progress in run:
@@ -214,15 +217,21 @@ class KHotSelector(SelectorMixin, BaseEstimator):
 
 
 def number_of_features(given: float | None, n: int) -> int:
-    """k of n: an int, a fraction, or None for half."""
-    _check.share_of("n_features_to_select", given, n)
+    """Return k of n: from an int, a fraction, or None for half."""
     if given is None:
         return max(1, n // 2)
-    return int(given) if isinstance(given, Integral) else max(1, int(given * n))
+    _check.number("n_features_to_select", given, "an int, a float or None")
+    if isinstance(given, Integral):
+        if not 1 <= int(given) <= n:
+            raise ValueError(f"`n_features_to_select` must satisfy 1 ≤ k ≤ {n} (number of features); got {given}.")
+        return int(given)
+    if not 0 < given <= 1:
+        raise ValueError(f"`n_features_to_select`, a fraction, must satisfy 0 < fraction ≤ 1; got {given}.")
+    return max(1, int(given * n))
 
 
 def find_task(y: np.ndarray) -> str:
-    """Classification for strings, booleans and whole numbers with few different values; otherwise regression."""
+    """Return classification for strings, booleans and integers with few different values; otherwise regression."""
     if y.ndim == 2 and y.shape[1] > 1:
         return "regression"
     if y.dtype.kind not in "fiu":
@@ -233,7 +242,7 @@ def find_task(y: np.ndarray) -> str:
 
 
 def _standardised(x: np.ndarray, weight: np.ndarray) -> Tensor:
-    """Columns with mean 0 and variance 1, whatever their size; constant ones are 0."""
+    """Return columns with mean 0 and variance 1, whatever their size; constant ones are 0."""
     x = x / np.where(peak := np.abs(x).max(0), peak, 1)
     x = x - np.average(x, axis=0, weights=weight)
     x = x / np.where((peak := np.abs(x).max(0)) > 1e-14, peak, np.inf)
@@ -242,7 +251,7 @@ def _standardised(x: np.ndarray, weight: np.ndarray) -> Tensor:
 
 
 def _merged(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Equal rows as one with the sum of their weights, in an order of their own: by a hash of what they hold.
+    """Merge equal rows into one with the sum of their weights, ordered by a hash of what they hold.
 
     So a weight of 2 is the row twice, a weight of 0 is its absence, the order of the rows does not matter, and no row
     is both trained on and held out.
@@ -255,7 +264,7 @@ def _merged(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarra
 
 
 def _split(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
-    """Rows to train on and held-out ones; if there is one row, or no fraction, they are the same."""
+    """Return rows to train on and held-out ones; if there is one row, or no fraction, they are the same."""
     order = torch.randperm(len(rows.x), generator=torch.Generator().manual_seed(seed))
     held = max(1, round(fraction * len(order)))
     if held >= len(order) or not fraction:

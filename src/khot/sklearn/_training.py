@@ -1,4 +1,4 @@
-"""A gate and a network trained together: which k features does a prediction need?"""
+"""Train a gate and a network together: which k features does a prediction need?"""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from ..estimators import takes_objective
 from ..nn import KHotGate, Schedule
 
 CHECKS = 40
-"""How many times in `max_steps` the validation rows are looked at."""
+"""How many times in `max_steps` the validation rows are evaluated."""
 MASKS = 16
 """Samples of the gate in a batch, for estimators that want the objective."""
 
 
 class Rows(NamedTuple):
-    """Examples."""
+    """Examples to train on or to validate with."""
 
     x: Tensor
     """(rows, n), standardised"""
@@ -32,7 +31,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How to train."""
+    """The settings of training."""
 
     hidden: tuple[int, ...]
     max_steps: int
@@ -46,7 +45,7 @@ class Plan:
 
 
 class Progress(NamedTuple):
-    """Where training is."""
+    """The state of training at an evaluation."""
 
     step: int
     budget: int
@@ -62,7 +61,7 @@ class Progress(NamedTuple):
 
 
 def network(n: int, hidden: tuple[int, ...], outputs: int, seed: int) -> nn.Sequential:
-    """A multilayer perceptron whose weights depend on the seed alone."""
+    """Return a multilayer perceptron whose weights depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         layers: list[nn.Module] = []
@@ -75,7 +74,7 @@ def network(n: int, hidden: tuple[int, ...], outputs: int, seed: int) -> nn.Sequ
 def train(
     examples: Rows, validation: Rows, gate: KHotGate, net: nn.Module, plan: Plan, seed: int
 ) -> Iterator[Progress]:
-    """Train until the validation loss no longer falls, and say where training is every now and then.
+    """Train until the validation loss no longer falls, and yield the progress at each evaluation.
 
     The gate's budget goes from n to k: features that matter only together are seen together at first. Rows are drawn
     with replacement, in proportion to their weights.
@@ -116,7 +115,7 @@ def train(
 
 
 def evaluate(gate: KHotGate, net: nn.Module, rows: Rows) -> float:
-    """The mean loss with the k best features alone."""
+    """Return the mean loss with the k best features alone."""
     gate.eval()
     with torch.no_grad():
         losses = _losses(net(gate(rows.x)), rows.y)
@@ -125,8 +124,8 @@ def evaluate(gate: KHotGate, net: nn.Module, rows: Rows) -> float:
 
 
 def _loss(gate: KHotGate, net: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
-    """The mean over a batch. For an estimator that wants the objective, every sample is tried on a part of it."""
-    if gate.design is None or not takes_objective(gate.estimator):
+    """Return the mean over a batch; an estimator that wants the objective tries every sample on a part of it."""
+    if gate.design is None or not gate.takes_objective:
         return _losses(net(gate(x, generator=generator)), y).mean()
     parts = min(MASKS, len(x))
     x, y = (part[: len(part) // parts * parts].unflatten(0, (parts, -1)) for part in (x, y))
@@ -142,7 +141,7 @@ def _loss(gate: KHotGate, net: nn.Module, x: Tensor, y: Tensor, generator: torch
 
 
 def _losses(output: Tensor, y: Tensor) -> Tensor:
-    """One for each example: cross-entropy for classes, squared error for numbers."""
+    """Return a loss for each example: cross-entropy for classes, squared error for numbers."""
     if y.is_floating_point():
         return mse_loss(output, y, reduction="none").mean(-1)
     return cross_entropy(output.flatten(0, -2), y.flatten(), reduction="none").view(y.shape)

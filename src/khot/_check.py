@@ -1,0 +1,267 @@
+"""General argument checks: shapes, dtypes, counts and ranges. Each raises, or returns nothing.
+
+A check that one function needs stands beside that function. What tensors hold is not read: bad rows become NaN.
+"""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+
+# ── the arguments of a relaxation ────────────────────────────────────────────────────────────────────────────────────
+
+
+def call(x: Any, k: Any, dim: int, heat: Any, allowed: Any = None, price: Any = None) -> None:
+    """Raise unless the arguments of a relaxation are legal: scores, k, `dim`, temperature, mask and costs."""
+    scores(x, dim)
+    if price is not None:
+        costs(price, x)
+        budget(k, x, dim)
+    elif type(k) is not int or not 0 <= k <= x.shape[dim]:  # what is common is quick
+        count(k, x, dim)
+    if type(heat) is not float or not heat > 0:
+        temperature(heat, x, dim)
+    if allowed is not None:
+        mask(allowed, x)
+
+
+def scores(x: Any, dim: int = -1, name: str = "x") -> None:
+    """Raise unless `x` is a dense floating tensor that has the dimension `dim`."""
+    if type(x) is not Tensor and type(x) is not Parameter:
+        _supported(x, name)
+    if x.dtype not in FLOATS:
+        raise TypeError(
+            f"`{name}` must be float16, bfloat16, float32 or float64; got {x.dtype}. "
+            f"Convert it first, for example with `{name}.float()`."
+        )
+    if x.layout is not torch.strided:
+        raise TypeError(f"`{name}` must be a dense tensor; got the layout {x.layout}. Use `{name}.to_dense()`.")
+    if x.is_nested:
+        raise TypeError(f"`{name}` must not be nested; pad it to one length, and give the padding as `mask`.")
+    ndim = x.ndim
+    if ndim == 0:
+        raise ValueError(f"`{name}` must have at least one dimension; got a 0-dimensional tensor.")
+    if type(dim) is not int and (isinstance(dim, bool) or not isinstance(dim, Integral)):
+        raise TypeError(f"`dim` must be an int; got {type(dim).__name__}.")
+    if not -ndim <= dim < ndim:
+        raise IndexError(f"`dim` must satisfy {-ndim} ≤ dim < {ndim} (`{name}` has {ndim} dimensions); got {dim}.")
+
+
+def _supported(x: Any, name: str) -> None:
+    """Raise for what is no tensor, and for subclasses of tensors that khot cannot compute with."""
+    kind = type(x)
+    if kind.__module__.startswith("torch.fx"):
+        raise TypeError(
+            f"`{name}` must be a torch.Tensor; got a {kind.__name__} of torch.fx, which cannot trace khot. "
+            "Use torch.export.export instead of torch.fx.symbolic_trace."
+        )
+    if not isinstance(x, Tensor):
+        raise TypeError(f"`{name}` must be a torch.Tensor; got {kind.__name__}.")
+    if kind.__name__ == "DTensor":
+        raise TypeError(
+            f"`{name}` must not be a DTensor; use `{name}.full_tensor()`, or `{name}.to_local()` for whole rows."
+        )
+    if kind.__name__ == "MaskedTensor":
+        raise TypeError(f"`{name}` must not be a MaskedTensor; give its data as `{name}` and its mask as `mask`.")
+
+
+def count(k: Any, x: Tensor, dim: int, *, integral: bool = False) -> None:
+    """Raise unless `k` is a number in [0, n] or a real tensor that broadcasts to the rows of `x`."""
+    if isinstance(k, Tensor):
+        _real_per_row(k, x, dim)
+        return
+    n = x.shape[dim]
+    number("k", k)
+    if not 0 <= k <= n:
+        raise ValueError(f"`k` must satisfy 0 ≤ k ≤ {n} (size of dim {dim}); got {k}.")
+    if integral and int(k) != k:
+        raise ValueError(f"`k` must be an integer, because a hard selection has no fractions; got {k}.")
+
+
+def budget(k: Any, x: Tensor, dim: int) -> None:
+    """Raise unless `k` is a number ≥ 0 or a real tensor that broadcasts to the rows of `x`; it may exceed n."""
+    if isinstance(k, Tensor):
+        _real_per_row(k, x, dim)
+        return
+    number("k", k)
+    if not k >= 0:
+        raise ValueError(f"`k`, the budget, must be ≥ 0; got {k}.")
+
+
+def temperature(value: Any, x: Tensor, dim: int, name: str = "temperature") -> None:
+    """Raise unless `value` is a positive number or a floating tensor that broadcasts to the rows of `x`."""
+    if not isinstance(value, Tensor):
+        positive(name, value, " For the limit 0, use `khot.hard_topk`." if name == "temperature" else "")
+        return
+    if not value.is_floating_point():
+        raise TypeError(f"`{name}` must be a floating tensor; got {value.dtype}.")
+    _per_row(name, value, x, dim)
+
+
+def mask(value: Any, x: Tensor) -> None:
+    """Raise unless `value` is None or a boolean tensor that broadcasts to the shape of `x`."""
+    if value is None:
+        return
+    if not isinstance(value, Tensor):
+        raise TypeError(f"`mask` must be a boolean torch.Tensor or None; got {type(value).__name__}.")
+    if value.dtype != torch.bool:
+        raise TypeError(f"`mask` must be boolean (True = may be chosen); got {value.dtype}. Use `mask.bool()`.")
+    _like_x("mask", value, x)
+
+
+def costs(value: Any, x: Tensor) -> None:
+    """Raise unless `value` is a floating tensor that broadcasts to the shape of `x`."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"`costs` must be a floating torch.Tensor or None; got {got}.")
+    _like_x("costs", value, x)
+
+
+# ── tensors beside others ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def vectors(name: str, value: Any) -> None:
+    """Raise unless `value` is a floating tensor (…, m, d) with m, d ≥ 1."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"`{name}` must be a floating torch.Tensor; got {got}.")
+    if value.ndim < 2 or 0 in value.shape[-2:]:
+        raise ValueError(f"`{name}` must have the shape (…, m, d) with m, d ≥ 1; got {tuple(value.shape)}.")
+
+
+def same_shape(name: str, value: Any, x: Tensor, x_name: str) -> None:
+    """Raise unless `value` is a real tensor with the shape and device of `x`."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"`{name}` must be a torch.Tensor; got {type(value).__name__}.")
+    if value.is_complex():
+        raise TypeError(f"`{name}` must be real; got {value.dtype}.")
+    if value.shape != x.shape:
+        raise ValueError(f"`{name}` must have the shape of `{x_name}`, {tuple(x.shape)}; got {tuple(value.shape)}.")
+    same_device(name, value, x, x_name)
+
+
+def same_device(name: str, value: Tensor, x: Tensor, x_name: str = "x") -> None:
+    """Raise unless `value` lies where `x` lies."""
+    if value.device != x.device:
+        raise ValueError(
+            f"`{name}` must be on the device of `{x_name}`, {x.device}; got {value.device}. "
+            f"Use `{name}.to({x_name}.device)`."
+        )
+
+
+def last_dim(name: str, value: Any, n: int) -> None:
+    """Raise unless `value` is a tensor whose last dimension has n entries."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"`{name}` must be a torch.Tensor; got {type(value).__name__}.")
+    if value.ndim == 0 or value.shape[-1] != n:
+        raise ValueError(f"`{name}` must have {n} features in its last dimension; got {tuple(value.shape)}.")
+
+
+def broadcasts(name: str, value: Tensor, shape: tuple[int, ...], what: str) -> None:
+    """Raise unless `value` broadcasts to a shape."""
+    got = tuple(value.shape)
+    if len(got) > len(shape) or any(a not in (1, b) for a, b in zip(got[::-1], shape[::-1], strict=False)):
+        raise ValueError(f"`{name}` must broadcast to {what}, {shape}; got {got}.")
+
+
+def _like_x(name: str, value: Tensor, x: Tensor) -> None:
+    if value.shape != x.shape:
+        broadcasts(name, value, tuple(x.shape), "the shape of `x`")
+    same_device(name, value, x)
+
+
+def _per_row(name: str, value: Tensor, x: Tensor, dim: int) -> None:
+    if value.ndim:
+        dim %= x.ndim
+        rows = tuple(x.shape[:dim]) + tuple(x.shape[dim + 1 :])
+        broadcasts(name, value, rows, f"the batch shape (the shape of `x` without dim {dim})")
+    same_device(name, value, x)
+
+
+def _real_per_row(k: Tensor, x: Tensor, dim: int) -> None:
+    if k.dtype == torch.bool or k.is_complex():
+        raise TypeError(f"`k` must be an integer or floating tensor; got {k.dtype}.")
+    _per_row("k", k, x, dim)
+
+
+# ── numbers and other values ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def number(name: str, value: Any, what: str = "a number or a torch.Tensor") -> None:
+    """Raise unless `value` is a number; numpy's scalars are, and bool is not, because k=True is always a mistake."""
+    if isinstance(value, bool) or not (isinstance(value, (int, float)) or _is_numpy_number(value)):
+        raise TypeError(f"`{name}` must be {what}; got {type(value).__name__}.")
+
+
+def positive(name: str, value: Any, hint: str = "") -> None:
+    """Raise if `value` is neither a tensor nor a number > 0."""
+    if isinstance(value, Tensor):
+        return
+    number(name, value)
+    if not value > 0:
+        raise ValueError(f"`{name}` must be > 0; got {value}.{hint}")
+
+
+def not_negative(name: str, value: Any) -> None:
+    """Raise if `value` is neither a tensor nor a number ≥ 0."""
+    if isinstance(value, Tensor):
+        return
+    number(name, value)
+    if not value >= 0:
+        raise ValueError(f"`{name}` must be ≥ 0; got {value}.")
+
+
+def above(name: str, value: Any, bound: float) -> None:
+    """Raise unless `value` is a finite number > bound."""
+    number(name, value, "a number")
+    if not bound < value < float("inf"):
+        raise ValueError(f"`{name}` must be > {bound} and finite; got {value}.")
+
+
+def fraction(name: str, value: Any, *, is_open: bool = False) -> None:
+    """Raise unless `value` is a number in [0, 1], or in [0, 1) if that is asked for."""
+    number(name, value, "a number")
+    if not 0 <= value <= 1 or (is_open and value == 1):
+        raise ValueError(f"`{name}` must satisfy 0 ≤ {name} {'<' if is_open else '≤'} 1; got {value}.")
+
+
+def at_least(name: str, value: Any, least: int) -> None:
+    """Raise unless `value` is an int ≥ least."""
+    _integer(name, value)
+    if value < least:
+        raise ValueError(f"`{name}` must be ≥ {least}; got {value}.")
+
+
+def whole(name: str, value: Any, most: int, what: str) -> None:
+    """Raise unless `value` is an int in [0, most]."""
+    _integer(name, value)
+    if not 0 <= value <= most:
+        raise ValueError(f"`{name}` must satisfy 0 ≤ {name} ≤ {most} ({what}); got {value}.")
+
+
+def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    """Raise unless `value` is one of the allowed words."""
+    if value not in allowed:
+        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, allowed))}; got {value!r}.")
+
+
+def instance(name: str, value: Any, kind: type) -> None:
+    """Raise unless `value` is of that class."""
+    if not isinstance(value, kind):
+        raise TypeError(f"`{name}` must be a {kind.__name__}; got {type(value).__name__}.")
+
+
+def _integer(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"`{name}` must be an int; got {type(value).__name__}.")
+
+
+def _is_numpy_number(value: Any) -> bool:
+    kind = getattr(getattr(value, "dtype", None), "kind", "")
+    return kind in ("i", "u", "f") and getattr(value, "ndim", None) == 0

@@ -1,0 +1,172 @@
+"""Layers that choose k of n: `SigmoidTopK` for any scores, `KHotGate` for features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from numbers import Integral
+
+import torch
+from torch import Tensor, nn
+
+from .. import _check
+from ..designs import Design, Pivotal
+from ..estimators import straight_through_sample, takes_objective
+from ..relaxations import Relaxation, hard_topk, sigmoid_topk, straight_through
+from ._precision import KeepsPrecision, shown, wide_dtype
+
+
+class SigmoidTopK(KeepsPrecision):
+    """`khot.sigmoid_topk` as a layer; with `hard=True` its forward is `khot.hard_topk` and its gradient stays σ_k's.
+
+    Args:
+        k: how many to choose; a number, a tensor (kept as a buffer) or a Parameter (learned).
+        dim: the dimension to choose along.
+        temperature: kept as a buffer, so that it moves, saves and loads with the model; schedules write to it:
+            `layer.temperature.fill_(0.5)`. A Parameter is learned.
+        hard: choose exactly k, straight through.
+
+    Buffers stay in float32 or wider when the layer is cast to half precision.
+
+    Examples:
+        >>> layer = SigmoidTopK(2, temperature=0.5)
+        >>> layer(torch.tensor([[2.0, 1.0, 0.0]]))
+        tensor([[0.9573, 0.7519, 0.2909]])
+    """
+
+    k: float | Tensor
+    temperature: Tensor
+
+    def __init__(
+        self, k: float | Tensor, *, dim: int = -1, temperature: float | Tensor = 1.0, hard: bool = False
+    ) -> None:
+        super().__init__()
+        _check.positive("temperature", temperature)
+        _check.not_negative("k", k)
+        if isinstance(k, Tensor) and not isinstance(k, nn.Parameter):
+            self.register_buffer("k", k)
+        elif isinstance(k, Tensor):
+            self.k = k
+        else:
+            self.k = int(k) if isinstance(k, Integral) else float(k)  # numpy's numbers become Python's
+        if isinstance(temperature, nn.Parameter):
+            self.temperature = temperature
+        else:
+            self.register_buffer("temperature", torch.as_tensor(temperature, dtype=wide_dtype()))
+        self.dim = dim
+        self.hard = hard
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Scores (…, n) → k-hot (…, n); `mask` as for `khot.sigmoid_topk`."""
+        soft = sigmoid_topk(x, self.k, dim=self.dim, temperature=self.temperature, mask=mask)
+        if not self.hard:
+            return soft
+        return straight_through(hard_topk(x, self.k, dim=self.dim, mask=mask), soft)
+
+    def extra_repr(self) -> str:
+        return f"k={shown(self.k)}, dim={self.dim}, temperature={shown(self.temperature)}, hard={self.hard}"
+
+
+class KHotGate(KeepsPrecision):
+    """Let k of n features through: `x ⊙ m`, m k-hot, sampled or relaxed in training and `hard_topk` in evaluation.
+
+    In training `π = relaxation(θ, budget, temperature)`, and m is a surrogate sample `estimator(design(π))` for each
+    row of x, or π itself if there is no design. In evaluation m has ones at the k largest scores θ.
+
+    Args:
+        scores: n for one learned vector of scores θ, zero at first, that all rows share; or a network, x → (…, n), for
+            a choice of features for each row (as in L2X).
+        k: how many features to let through.
+        relaxation: maps scores to inclusion probabilities: any of `khot`'s.
+        design: what m is drawn from, a class of `khot.designs` or a `functools.partial` of one; None lets `x ⊙ π`
+            through.
+        estimator: how the gradient passes the sample: a function of `khot.estimators` that gives surrogate samples.
+        temperature: of the relaxation; a buffer, which a `Schedule` may change.
+
+    Attributes:
+        budget: an integer buffer, the size of m in training: k, unless a `Schedule` moves it, for example from n to k.
+            Then features are dropped one by one, and those that matter only together are seen together at first.
+        takes_objective: whether the estimator wants the objective; then call it with `gate.law(x)` instead of the gate.
+
+    Examples:
+        >>> gate = KHotGate(4, 2)
+        >>> gate(torch.ones(3, 4), generator=torch.Generator().manual_seed(0))
+        tensor([[1., 1., 0., 0.],
+                [0., 1., 1., 0.],
+                [1., 0., 1., 0.]], grad_fn=<MulBackward0>)
+        >>> gate.eval()(torch.ones(1, 4))
+        tensor([[1., 1., 0., 0.]])
+    """
+
+    temperature: Tensor
+    budget: Tensor
+
+    def __init__(
+        self,
+        scores: int | nn.Module,
+        k: int,
+        *,
+        relaxation: Relaxation = sigmoid_topk,
+        design: Callable[..., Design] | None = Pivotal,
+        estimator: Callable[..., Tensor] = straight_through_sample,
+        temperature: float = 1.0,
+    ) -> None:
+        super().__init__()
+        _check.positive("temperature", temperature)
+        if isinstance(scores, nn.Module):
+            _check.at_least("k", k, 0)
+        else:
+            _check.at_least("scores", scores, 1)
+            _check.whole("k", k, scores, "features")
+        self.scores = scores if isinstance(scores, nn.Module) else nn.Parameter(torch.zeros(int(scores)))
+        self.k = int(k)
+        self.relaxation, self.design, self.estimator = relaxation, design, estimator
+        self.takes_objective = takes_objective(estimator)
+        self.register_buffer("temperature", torch.tensor(float(temperature), dtype=wide_dtype()))
+        self.register_buffer("budget", torch.tensor(self.k))
+
+    def scores_of(self, x: Tensor) -> Tensor:
+        """Return the scores θ for x (…, n): (n,), or (…, n) if a network gives them."""
+        if not isinstance(self.scores, nn.Module):
+            _check.last_dim("x", x, self.scores.shape[-1])
+            return self.scores
+        theta: Tensor = self.scores(x)
+        _check.same_shape("scores(x)", theta, x, "x")
+        _check.whole("k", self.k, x.shape[-1], "features")
+        return theta
+
+    def probs(self, x: Tensor) -> Tensor:
+        """Return the inclusion probabilities π of training, in the shape of the scores."""
+        return self.relaxation(self.scores_of(x), self._size(x), temperature=self.temperature)
+
+    def law(self, x: Tensor) -> Design:
+        """Return the design that training draws from; estimators that want the objective, such as `rloo`, take it."""
+        if self.design is None:
+            raise ValueError("`design` is None: this gate is relaxed and has no samples. Give it one, such as Pivotal.")
+        return self.design(self.probs(x).to(torch.float64), self._size(x), validate_args=False)
+
+    def mask(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """Return m for x (…, n), in its shape: a sample for each row in training, else the k largest scores."""
+        if not self.training:
+            return hard_topk(self.scores_of(x), self.k).to(x.dtype).expand(x.shape)
+        if self.design is None:
+            return self.probs(x).to(x.dtype).expand(x.shape)
+        if self.takes_objective:
+            raise TypeError(
+                "`estimator` must give surrogate samples; this one wants the objective: call it with `gate.law(x)`."
+            )
+        law = self.law(x)
+        drawn = self.estimator(law, x.shape[: x.ndim - 1 - len(law.batch_shape)], generator=generator)
+        return drawn.to(x.dtype)
+
+    def forward(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """Return x (…, n) with all but the chosen features set to zero."""
+        return x * self.mask(x, generator=generator)
+
+    def _size(self, x: Tensor) -> Tensor:
+        """Return the size of samples in training: the budget, at most n."""
+        return self.budget.clamp(max=x.shape[-1])
+
+    def extra_repr(self) -> str:
+        names = (getattr(part, "__name__", repr(part)) for part in (self.relaxation, self.design, self.estimator))
+        relaxation, design, estimator = names
+        return f"k={self.k}, relaxation={relaxation}, design={design}, estimator={estimator}"

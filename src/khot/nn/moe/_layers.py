@@ -1,0 +1,177 @@
+"""The layers of a mixture of experts: a router, and the experts behind it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from ... import _check
+from .._precision import KeepsPrecision, wide_dtype
+from ._routing import BoundRoute, Route, Routing, check_capacity, name_of, widened
+from ._sigma import sigma_topk
+
+
+class Router(KeepsPrecision):
+    """Send each token to k of n experts: a linear map to scores, and a route.
+
+    Scores are computed in float32 or wider, whatever the dtype of the tokens.
+
+    Args:
+        dim: of the tokens.
+        num_experts: n.
+        k: experts for each token.
+        route: how scores become a routing: a function of `khot.nn.routing`, or any other `khot.nn.routing.Route`.
+        biased: keep a `bias` buffer and choose by it (`sigmoid_gates`, `sigma_topk`); call
+            `khot.nn.routing.update_bias(router.bias, routing)` after each step of the optimiser. The bias stays in
+            float32 or wider when the router is cast, because its steps are small.
+
+    Examples:
+        >>> router = Router(16, 8, 2)
+        >>> routing = router(torch.randn(4, 10, 16))
+        >>> routing.weights.shape, routing.probs.sum(-1).allclose(torch.tensor(2.0))
+        (torch.Size([4, 10, 2]), True)
+    """
+
+    bias: Tensor
+
+    def __init__(self, dim: int, num_experts: int, k: int, *, route: Route = sigma_topk, biased: bool = False) -> None:
+        super().__init__()
+        _check.at_least("dim", dim, 1)
+        _check.at_least("num_experts", num_experts, 1)
+        _check.at_least("k", k, 1)
+        _check.whole("k", k, num_experts, "number of experts")
+        self.num_experts, self.k = int(num_experts), int(k)
+        options = ("bias", "generator", "num_experts", "training", "sample")
+        self._bound = BoundRoute(route, self.num_experts, self.k, options)
+        if biased and "bias" not in self._bound.takes:
+            raise ValueError(
+                "`biased` needs a `route` that takes a bias, such as sigmoid_gates or sigma_topk; "
+                f"{name_of(route)} takes none."
+            )
+        bound = 1 / math.sqrt(dim)
+        self.weight = nn.Parameter(torch.empty(self._bound.width, int(dim)).uniform_(-bound, bound))
+        self.register_buffer("bias", torch.zeros(self.num_experts, dtype=wide_dtype()) if biased else None)
+
+    @property
+    def route(self) -> Route:
+        """How scores become a routing; fixed, since the number of scores depends on it."""
+        return self._bound.route
+
+    def forward(self, x: Tensor, *, generator: torch.Generator | None = None) -> Routing:
+        """Route tokens (…, dim) to k experts each, (…, k). Noise and samples are for training alone."""
+        _check.last_dim("x", x, self.weight.shape[1])
+        with torch.autocast(x.device.type, enabled=False):
+            weight = widened(self.weight)
+            logits = linear(x.to(weight.dtype), weight)
+            return self._bound(logits, self.k, training=self.training, bias=self.bias, generator=generator)
+
+    def extra_repr(self) -> str:
+        dim, route = self.weight.shape[1], name_of(self.route)
+        return f"dim={dim}, num_experts={self.num_experts}, k={self.k}, route={route}"
+
+
+class MoEOutput(NamedTuple):
+    """The output of a mixture of experts."""
+
+    output: Tensor
+    """(…, d)"""
+    routing: Routing
+    """For losses and measures of the load."""
+    dropped: int
+    """Assignments of tokens to experts that had no place."""
+
+
+class MoE(nn.Module):
+    """Compute `y = Σ_i w_i E_i(x)` over the experts that the router chose; no other expert is computed.
+
+    Assignments are sorted by expert, so that each expert runs once, on a contiguous block.
+
+    Args:
+        router: a `Router`, or a Module like it: `num_experts`, `k`, `forward(x, *, generator)` → `Routing`.
+        experts: Modules (tokens, dim) → (tokens, d), one for each of the router's.
+        capacity_factor: an expert takes at most ⌈factor·assignments/n⌉ tokens, those with the largest weights; None
+            for as many as come. Raises where so few places cannot hold all tokens; with 1 or more they can.
+
+    Examples:
+        >>> experts = [torch.nn.Linear(16, 16) for _ in range(8)]
+        >>> y, routing, dropped = MoE(khot.nn.Router(16, 8, 2), experts)(torch.randn(4, 10, 16))
+        >>> y.shape, dropped
+        (torch.Size([4, 10, 16]), 0)
+    """
+
+    def __init__(self, router: Router, experts: Iterable[nn.Module], *, capacity_factor: float | None = None) -> None:
+        super().__init__()
+        if capacity_factor is not None:
+            _check.above("capacity_factor", capacity_factor, 0)
+        self.router, self.experts = router, nn.ModuleList(experts)
+        if len(self.experts) != router.num_experts:
+            n = router.num_experts
+            raise ValueError(f"`experts` must be {n} Modules, as many as the router has; got {len(self.experts)}.")
+        self.capacity_factor = None if capacity_factor is None else float(capacity_factor)
+
+    def forward(self, x: Tensor, *, generator: torch.Generator | None = None) -> MoEOutput:
+        """Map tokens (…, dim) to (…, d), in the dtype of the experts' outputs."""
+        flat = x.reshape(-1, x.shape[-1])
+        routing = self.router(flat, generator=generator)
+        _check_dispatch(routing, len(self.experts))
+        order, counts, dropped = _sort_by_expert(routing, len(self.experts), self._capacity(len(flat)))
+        token = order // routing.indices.shape[-1]
+        blocks = flat[token].split(counts)
+        outputs = [expert(block) for expert, block in zip(self.experts, blocks, strict=True) if len(block)]
+        if not outputs:
+            outputs = [self.experts[0](flat[:0])]
+        computed = torch.cat(outputs)
+        weights = routing.weights.reshape(-1)[order].to(computed.dtype)
+        result = computed.new_zeros(len(flat), computed.shape[-1])
+        result = result.index_add(0, token, computed * weights[:, None])
+        shaped = Routing(*(part.reshape(*x.shape[:-1], part.shape[-1]) for part in routing))
+        return MoEOutput(result.reshape(*x.shape[:-1], result.shape[-1]), shaped, dropped)
+
+    def _capacity(self, tokens: int) -> int | None:
+        if self.capacity_factor is None:
+            return None
+        n, k = self.router.num_experts, self.router.k
+        limit = math.ceil(self.capacity_factor * tokens * k / n)
+        check_capacity(limit, tokens, n, k)
+        return limit
+
+    def extra_repr(self) -> str:
+        return f"capacity_factor={self.capacity_factor}"
+
+
+def _check_dispatch(routing: Routing, n: int) -> None:
+    """Raise unless there are n finite scores for each token; read on the host, as dispatch reads them anyway."""
+    if routing.probs.shape[-1] != n:
+        raise ValueError(
+            f"`router` must give {n} probabilities for each token, as many as there are experts; "
+            f"got {routing.probs.shape[-1]}: its `num_experts` does not say what its forward does."
+        )
+    logits = routing.logits.detach().reshape(-1, routing.logits.shape[-1])
+    bad = (logits.isnan() | (logits == torch.inf)).any(-1)
+    if bad.any():
+        what = "NaN" if logits.isnan().any() else "+inf"
+        raise ValueError(
+            f"`logits` must not be NaN or +inf; got {what} for {int(bad.sum())} of {len(bad)} tokens, "
+            f"first {int(bad.nonzero()[0])}."
+        )
+
+
+@torch.no_grad()
+def _sort_by_expert(routing: Routing, n: int, capacity: int | None) -> tuple[Tensor, list[int], int]:
+    """Return assignments (flat places in `indices`) by expert, how many each has, and how many were dropped."""
+    expert = routing.indices.reshape(-1)
+    counts = torch.bincount(expert, minlength=n + 1)[:n]
+    total = int(counts.sum())
+    if capacity is None or int(counts.max()) <= capacity:
+        return expert.argsort(stable=True)[:total], counts.tolist(), 0
+    by_weight = routing.weights.reshape(-1).argsort(descending=True, stable=True)
+    order = by_weight[expert[by_weight].argsort(stable=True)][:total]  # by expert, the largest weights first
+    first = counts.cumsum(0) - counts
+    place = torch.arange(total, device=expert.device) - first.repeat_interleave(counts)
+    kept = counts.clamp(max=capacity)
+    return order[place < capacity], kept.tolist(), total - int(kept.sum())

@@ -1,0 +1,184 @@
+"""What a routing is, how a route is called, and how even the load of a routing is."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ... import _check
+
+
+class Routing(NamedTuple):
+    """Which experts each token goes to, and with what weight."""
+
+    logits: Tensor
+    """(…, n) scores, in float32 or wider"""
+    weights: Tensor
+    """(…, k) of the experts' outputs"""
+    indices: Tensor
+    """(…, k) experts; n stands for none, with weight 0"""
+    probs: Tensor
+    """(…, n) how much each expert is wanted, differentiable; what it sums to depends on the route"""
+
+
+class Route(Protocol):
+    """A rule that sends tokens to experts: scores (…, n) and k to a `Routing`.
+
+    The functions of `khot.nn.routing` are routes, and so are a `functools.partial` of one, a function of your own, or
+    an object with `__call__`. A router passes the options that the signature names, out of `bias`, `generator`,
+    `num_experts`, `training` and `sample` (the last two are False in evaluation).
+
+    A route that wants another number of scores than n for each token has an attribute `width`, a function
+    `(n, k) → int`, such as `noisy_topk.width`. Wrap one with `functools.wraps`, or set `wrapper.width` yourself.
+    """
+
+    def __call__(self, logits: Tensor, k: int, /, *args: Any, **options: Any) -> Routing: ...
+
+
+class BoundRoute:
+    """A route to k of n experts, with its width, and what it takes of what the caller `gives`, looked up once."""
+
+    def __init__(self, route: Route, n: int, k: int, gives: tuple[str, ...] = ()) -> None:
+        parameters = list(inspect.signature(route).parameters.values())
+        variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        needs = [p.name for p in parameters[2:] if p.default is p.empty and p.kind not in variable]
+        missing = [name for name in needs if name not in gives]
+        if missing:
+            raise ValueError(f"`route` must take (logits, k) and options; {name_of(route)} needs {', '.join(missing)}.")
+        self.route, self.n = route, n
+        self.takes = frozenset(p.name for p in parameters) & frozenset(gives)
+        self.width = _width(route)(n, k)
+
+    def __call__(self, logits: Tensor, k: int, *, training: bool, **given: Any) -> Routing:
+        """Route scores (…, width), with those of the options given that the route takes and that are not None."""
+        given |= {"num_experts": self.n, "training": training, "sample": None if training else False}
+        options = {name: value for name, value in given.items() if name in self.takes and value is not None}
+        routing = self.route(logits, k, **options)
+        found = routing.probs.shape[-1]
+        if found != self.n:
+            raise ValueError(
+                f"`route` must give {self.n} probabilities for each token, one for each expert; got {found} from "
+                f"{logits.shape[-1]} scores. If {name_of(self.route)} wants another number of scores, give it a "
+                "`width`, a function (n, k) → int, such as `route.width = khot.nn.routing.noisy_topk.width`."
+            )
+        return routing
+
+
+def name_of(route: Route) -> str:
+    """Return what a route is called in messages."""
+    return str(getattr(route, "__name__", repr(route)))
+
+
+def _width(route: Any) -> Callable[[int, int], int]:
+    while not hasattr(route, "width") and isinstance(route, partial):
+        route = route.func
+    return getattr(route, "width", lambda n, k: n)
+
+
+def checked(logits: Any, k: Any) -> tuple[Tensor, int]:
+    """Return scores in float32 or wider, and k as an int; raise unless there are scores of at least k ≥ 1 experts.
+
+    Routing in half precision is unstable.
+    """
+    _check.scores(logits, -1, "logits")
+    _check.at_least("k", k, 1)
+    if k > logits.shape[-1]:
+        raise ValueError(f"`k` must satisfy 1 ≤ k ≤ {logits.shape[-1]} (number of experts); got {k}.")
+    return widened(logits), int(k)
+
+
+def widened(logits: Tensor) -> Tensor:
+    """Return scores in float32, or in float64 if they are."""
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def check_bias(bias: Tensor | None, n: int) -> None:
+    """Raise unless there is one number for each expert, or none at all."""
+    if bias is not None and bias.shape != (n,):
+        raise ValueError(f"`bias` must have the shape ({n},), one for each expert; got {tuple(bias.shape)}.")
+
+
+def check_capacity(capacity: float, tokens: int, n: int, k: int) -> float:
+    """Return a capacity of n experts as a float; raise if they cannot take k·tokens assignments with it."""
+    _check.number("capacity", capacity, "a number or None")
+    capacity, mean = float(capacity), k * tokens / n
+    if not capacity >= mean * (1 - 1e-12):
+        dropped = math.ceil(tokens * k - max(0, capacity) * n)
+        raise ValueError(
+            f"`capacity` must be ≥ {mean:g} (k·tokens/experts); got {capacity:g}: "
+            f"{dropped} of {tokens * k} assignments would be dropped."
+        )
+    return capacity
+
+
+def load(routing: Routing) -> Tensor:
+    """Return how many tokens each expert has, (n)."""
+    n = routing.probs.shape[-1]
+    return torch.bincount(routing.indices.reshape(-1), minlength=n + 1)[:n]
+
+
+def load_balance_loss(routing: Routing) -> Tensor:
+    """Return `n Σ_i f_i P_i`: the share f of the choices times the mean share P of the probability; 1 if even.
+
+    Switch Transformer's loss (k = 1) and GShard's. Its gradient goes to P alone.
+    """
+    n = routing.probs.shape[-1]
+    share = load(routing).to(routing.probs.dtype)
+    share = share / share.sum().clamp(min=1)
+    probs = routing.probs.reshape(-1, n).sum(0)
+    return n * (share * probs / probs.sum().clamp(min=1e-20)).sum()
+
+
+def importance_loss(routing: Routing) -> Tensor:
+    """Return `CV²` of the experts' total probabilities, var/mean²: 0 if even. Shazeer's loss."""
+    return cv_squared(routing.probs.reshape(-1, routing.probs.shape[-1]).sum(0))
+
+
+def cv_squared(x: Tensor) -> Tensor:
+    """Return the squared coefficient of variation of a vector."""
+    mean = x.mean()
+    return (x - mean).square().mean() / mean.square().clamp(min=1e-20)
+
+
+def z_loss(routing: Routing) -> Tensor:
+    """Return `mean (log Σ exp logits)²`, which keeps scores small, so that half precision does no harm (ST-MoE)."""
+    return _mean(routing.logits.logsumexp(-1).square())
+
+
+@torch.no_grad()
+def update_bias(bias: Tensor, routing: Routing, *, rate: float = 1e-3) -> None:
+    """Move a bias, in place, towards an even load: up for experts with less than the mean load, down for the others.
+
+    Call it after each step of the optimiser, with the bias that `sigmoid_gates` or `sigma_topk` chose by. It is ascent,
+    by sign, on the price of a load constraint.
+    """
+    tokens = load(routing).to(bias.dtype)
+    bias += rate * (tokens.mean() - tokens).sign()
+
+
+def max_violation(routing: Routing) -> float:
+    """Return MaxVio: the largest load over the mean load, minus 1; 0 if even."""
+    tokens = load(routing).to(torch.float64)
+    return float(tokens.max() / tokens.mean() - 1) if tokens.any() else 0.0
+
+
+def dead_experts(routing: Routing) -> int:
+    """Return how many experts have no token."""
+    return int((load(routing) == 0).sum())
+
+
+def routing_entropy(routing: Routing) -> float:
+    """Return the mean entropy of a token's probabilities, normalised to sum 1, in nats; log n if all are equal."""
+    probs = routing.probs.detach() / routing.probs.detach().sum(-1, keepdim=True).clamp(min=1e-20)
+    return float(_mean(torch.special.entr(probs).sum(-1)))
+
+
+def _mean(x: Tensor) -> Tensor:
+    """Return the mean over tokens; 0 if there are none."""
+    return x.sum() / max(1, x.numel())

@@ -1,0 +1,176 @@
+"""Sparse codes: decoded by their indices, differentiated where they are used, and the losses of what they explain."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import embedding_bag
+
+from ._activity import zipf
+from ._axes import Encoder, by_token
+
+
+class SparseCode(NamedTuple):
+    """The entries of a code that may differ from 0, by rising token; (entries,) each."""
+
+    values: Tensor
+    """≥ 0, in the units of the input; in training there are zeros too, that have a gradient."""
+    tokens: Tensor
+    """Along the flattened leading dims of the input."""
+    latents: Tensor
+    shape: tuple[int, ...]
+    """(…, latents), of the dense code."""
+    undo: tuple[Tensor, Tensor] | None = None
+    """With `layer_norm`: the mean and the deviation of each token, (tokens, 1)."""
+
+    def dense(self) -> Tensor:
+        """Return the code as a matrix, (…, latents)."""
+        zeros = self.values.new_zeros(self.rows, self.shape[-1])
+        return zeros.index_put((self.tokens, self.latents), self.values, accumulate=True).view(self.shape)
+
+    @property
+    def rows(self) -> int:
+        """The number of tokens."""
+        return torch.Size(self.shape[:-1]).numel()
+
+
+class SparseAutoencoderOutput(NamedTuple):
+    """The output of a `SparseAutoencoder`."""
+
+    reconstruction: Tensor
+    """Like the input."""
+    code: SparseCode
+    loss: Tensor
+    """`fvu` + aux_weight·`aux_loss` + multi_topk·`multi_fvu`, and + k_cost·k if k is learned."""
+    fvu: Tensor
+    """The fraction of the batch's variance that is left unexplained."""
+    aux_loss: Tensor
+    """Of the dead or underused latents; 0 where there is none, and in evaluation."""
+    multi_fvu: Tensor
+    """With 4k active latents; 0 if it is not asked for, and in evaluation."""
+
+
+def from_dense(code: Tensor) -> SparseCode:
+    """Return the entries that are not 0."""
+    rows = code.reshape(-1, code.shape[-1])
+    tokens, latents = rows.detach().nonzero(as_tuple=True)
+    return SparseCode(rows[tokens, latents], tokens, latents, tuple(code.shape))
+
+
+def by_rising(places: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """Return all sorted by `places`, stably."""
+    order = places.argsort(stable=True)
+    return places[order], *(other[order] for other in others)
+
+
+def weighted_rows(values: Tensor, tokens: Tensor, latents: Tensor, weight: Tensor, count: int) -> Tensor:
+    """Return Σ value·weight[latent] for each token, (count, d); tokens rise. Differentiable in values and weight."""
+    starts = torch.searchsorted(tokens, torch.arange(count, device=tokens.device))
+    return embedding_bag(latents, weight, starts, mode="sum", per_sample_weights=values.to(weight.dtype))
+
+
+class _Chosen(torch.autograd.Function):
+    """Entries of x·W + b that are already computed, with their gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, values: Tensor, tokens: Tensor, latents: Tensor, rises: bool
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, tokens, latents)
+        ctx.rises = rises
+        return values.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, tokens, latents = ctx.saved_tensors
+        count = weight.shape[1]
+        grad_x = grad_weight = grad_bias = None
+        if ctx.needs_input_grad[0]:
+            at, of, along = (tokens, latents, g) if ctx.rises else by_rising(tokens, latents, g)
+            grad_x = weighted_rows(along, at, of, weight.t(), len(x))
+        if ctx.needs_input_grad[1]:  # the same with tokens and latents exchanged
+            at, of, along = by_rising(latents, tokens, g)
+            grad_weight = weighted_rows(along, at, of, x, count).t()
+        if ctx.needs_input_grad[2]:
+            grad_bias = g.new_zeros(count).index_add_(0, latents, g)
+        return grad_x, grad_weight, grad_bias, None, None, None, None
+
+
+def chosen(
+    x: Tensor, weight: Tensor, bias: Tensor, values: Tensor, tokens: Tensor, latents: Tensor, *, rises: bool
+) -> Tensor:
+    """Return entries of x·weight + bias, as given, with their gradient; neither pass makes a matrix (tokens, latents).
+
+    Args:
+        x: (tokens, d).
+        weight: (d, latents), stored by latent: its transpose is contiguous, and so is that of its gradient.
+        bias: (latents,).
+        values, tokens, latents: (entries,).
+        rises: whether tokens rise, which saves a sort.
+    """
+    result: Tensor = _Chosen.apply(x, weight, bias, values, tokens, latents, rises)
+    return result
+
+
+def fraction_unexplained(error: Tensor, target: Tensor) -> Tensor:
+    """Return ‖error‖² / ‖target − its mean‖², over all tokens (FVU); 0 if the target does not vary."""
+    variance = (target - target.mean(0)).square().sum()
+    return torch.where(variance == 0, 0.0, error.square().sum() / variance.clamp(min=torch.finfo(error.dtype).tiny))
+
+
+def aux_k_loss(x: Tensor, residual: Tensor, of: Tensor, weights: tuple[Tensor, Tensor, Tensor], most: int) -> Tensor:
+    """Return how far the latents `of`, each token's `most` largest of them, are from explaining what the others left.
+
+    `‖e − W_dec·TopK(W_enc·x + b_enc)‖² / ‖e − ē‖²`, over those latents alone.
+
+    Args:
+        x: what the encoder sees, (tokens, d).
+        residual: e, (tokens, d); taken as constant.
+        of: the dead latents, (m,), rising.
+        weights: W_enc (d, n), b_enc (n,) and W_dec (n, d); each gets a gradient.
+        most: how many of them for a token.
+
+    Returns:
+        A scalar; 0 if there is no such latent.
+
+    Reference: Gao et al., "Scaling and evaluating sparse autoencoders" (2024).
+    """
+    residual = residual.detach()
+    if not len(of):
+        return residual.new_zeros(())
+    w_enc, b_enc, w_dec = weights[0].t()[of].t(), weights[1][of], weights[2][of]
+    with torch.no_grad():
+        block = by_token(Encoder(x, w_enc, b_enc), min(most, len(of)), 1.0)[0]
+    tokens, latents = block.tokens.flatten(), block.latents.flatten()
+    values = chosen(x, w_enc, b_enc, block.values.flatten(), tokens, latents, rises=True).relu()
+    return fraction_unexplained(residual - weighted_rows(values, tokens, latents, w_dec, len(x)), residual)
+
+
+def aux_zipf_loss(
+    x: Tensor,
+    residual: Tensor,
+    density: Tensor,
+    weights: tuple[Tensor, Tensor, Tensor],
+    most: int,
+    *,
+    k: float,
+    exponent: float = 1.0,
+    fraction: float = 0.5,
+) -> Tensor:
+    """Return `aux_k_loss` of the latents that are active less than `fraction` of what Zipf's law gives their rank.
+
+    Args:
+        x, residual, weights, most: as for `aux_k_loss`.
+        density: how often each latent is active, (n,).
+        k: what the densities of the law sum to.
+        exponent: of the law, r^−exponent.
+        fraction: 0 leaves none; a tiny one the latents that are never active, which is AuxK.
+
+    Reference: Ayonrinde, "Adaptive sparse allocation with mutual choice and feature choice" (2024).
+    """
+    law = zipf(density, exponent) * k
+    return aux_k_loss(x, residual, (density < fraction * law).nonzero().squeeze(1), weights, most)

@@ -1,0 +1,163 @@
+"""The config of a sparse autoencoder, and its files: cfg.json and sae_weights.safetensors, in the form of SAELens."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, fields
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ... import _check
+from ..._files import write
+from ..._version import __version__
+from ._axes import AXES, Axis
+
+CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
+FORM = "6.0.0"
+"""The version of SAELens since which files have this form."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseAutoencoderConfig:
+    """The sizes and the losses of a `SparseAutoencoder`."""
+
+    d_in: int
+    latents: int
+    k: float
+    """How many latents are active: for each token ("topk", an integer), or on average."""
+    kind: Literal["topk", "batch", "feature"] = "topk"
+    """The axis of the selection: k for each token (TopK); k·tokens in a batch (BatchTopK, Mutual Choice); or tokens for
+    each latent, k·tokens in all (Feature Choice)."""
+    zipf: float = 0.0
+    """Exponent of the latents' budgets in Feature Choice, rank^−zipf; 0 gives all the same."""
+    learn_k: bool = False
+    """Make k a Parameter: it needs a selector with a gradient to k (`straight_through`, `soft`, `sampled`), and a cost.
+    `normalize_decoder` keeps it possible; in Feature Choice a latent chooses at least one token, however small k is."""
+    k_cost: float = 0.0
+    """What a learned k adds to the loss, for each unit."""
+    temperature: float = 4.0
+    """Of the selector at the start; scores are of order 1, since inputs are scaled."""
+    candidates: float = 4.0
+    """Soft selectors share k among the `candidates`·k largest, which bounds time and memory."""
+    layer_norm: bool = False
+    """Bring each token to mean 0 and deviation 1 first, and undo it in the reconstruction."""
+    aux_weight: float = 1 / 32
+    aux_k: int | None = None
+    """How many dead latents explain a token's residual; by default half of d_in."""
+    dead_after: int = 50_000
+    """Tokens without activity after which a latent is dead."""
+    underused: float = 0.0
+    """If above 0, the auxiliary loss is that of the latents below this fraction of their Zipf density."""
+    multi_topk: float = 0.0
+    """Weight of the loss with 4k active latents; 1/8 is usual."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            object.__setattr__(self, field.name, _python_number(getattr(self, field.name)))
+        for name in ("d_in", "latents", "dead_after"):
+            _check.at_least(name, getattr(self, name), 1)
+        for name in ("k", "temperature"):
+            _check.above(name, getattr(self, name), 0)
+        for name in ("zipf", "k_cost", "aux_weight", "underused", "multi_topk"):
+            _check.not_negative(name, getattr(self, name))
+        if self.aux_k is not None:
+            _check.at_least("aux_k", self.aux_k, 1)
+        _check.one_of("kind", self.kind, tuple(AXES))
+        if self.k > self.latents:
+            raise ValueError(f"`k` must satisfy 0 < k ≤ {self.latents} (the number of latents); got {self.k:g}.")
+        _check.number("candidates", self.candidates, "a number")
+        if not self.candidates >= 1:
+            raise ValueError(f"`candidates` must be ≥ 1; got {self.candidates}.")
+        self.axis.check(self.k, self.zipf)
+
+    @property
+    def axis(self) -> Axis:
+        """What `kind` stands for."""
+        return AXES[self.kind]
+
+
+def _python_number(value: Any) -> Any:
+    """Return numpy's numbers as Python's, which JSON takes; and anything else as it is."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
+def save(
+    folder: str | os.PathLike[str], config: SparseAutoencoderConfig, weights: dict[str, Tensor], selector: str
+) -> None:
+    """Write both files, each atomically; weights in the units of the inputs."""
+    folder = Path(folder)
+    write_tensors(folder / WEIGHTS, weights)
+    description = _description(config, weights["W_dec"].dtype, selector)
+    write(folder / CONFIG, json.dumps(description, indent=2) + "\n")
+
+
+def read(folder: str | os.PathLike[str]) -> tuple[SparseAutoencoderConfig, dict[str, Tensor]]:
+    """Return the config and the weights of a folder that `save` wrote, checked."""
+    path = Path(folder) / CONFIG
+    try:
+        config = SparseAutoencoderConfig(**json.loads(path.read_text(encoding="utf-8"))["khot"]["config"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} must be a config that khot wrote; got {type(error).__name__}: {error}.") from None
+    return config, read_tensors(Path(folder) / WEIGHTS, _shapes(config))
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file, atomically."""
+    save_bytes = _safetensors().save
+    write(path, save_bytes({name: t.detach().contiguous() for name, t in tensors.items()}, metadata))
+
+
+def read_tensors(path: Path, shapes: dict[str, tuple[int, ...]] | None = None) -> dict[str, Tensor]:
+    """Read the tensors of a safetensors file, and check that they have these names and shapes."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} must be a file; there is none.")
+    try:
+        tensors: dict[str, Tensor] = _safetensors().load_file(path)
+    except Exception as error:  # safetensors' own class, which is not to be imported here
+        if type(error).__name__ != "SafetensorError":
+            raise
+        raise ValueError(f"{path} must be a whole safetensors file; got: {error}.") from None
+    got = {name: tuple(t.shape) for name, t in tensors.items()}
+    if shapes is not None and got != shapes:
+        names = [name for name in {**shapes, **got} if got.get(name) != shapes.get(name)]
+        said = "; ".join(f"{name} {got.get(name, 'missing')}, not {shapes.get(name, 'known')}" for name in names[:4])
+        raise ValueError(f"{path} must have the tensors of its config; got {said}.")
+    return tensors
+
+
+def _shapes(config: SparseAutoencoderConfig) -> dict[str, tuple[int, ...]]:
+    n, d = config.latents, config.d_in
+    shapes: dict[str, tuple[int, ...]] = {"W_enc": (d, n), "b_enc": (n,), "W_dec": (n, d), "b_dec": (d,)}
+    return {**shapes, "threshold": (n,)} if config.axis.has_threshold else shapes
+
+
+def _description(c: SparseAutoencoderConfig, dtype: torch.dtype, selector: str) -> dict[str, Any]:
+    return {
+        **c.axis.description(c.k),
+        "d_in": c.d_in,
+        "d_sae": c.latents,
+        "dtype": str(dtype).removeprefix("torch."),
+        "device": "cpu",
+        "apply_b_dec_to_input": True,
+        "normalize_activations": "layer_norm" if c.layer_norm else "none",
+        "reshape_activations": "none",
+        "metadata": {"sae_lens_version": FORM, "sae_lens_training_version": None},
+        "khot": {"version": __version__, "config": asdict(c), "selector": selector},
+    }
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.torch
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "Weights are kept in safetensors files: pip install 'khot[sae]'.", name="safetensors"
+        ) from None
+    return safetensors.torch

@@ -1,0 +1,311 @@
+"""Sparse autoencoders: one selection on three axes."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from ... import _check
+from .. import selectors
+from .._precision import KeepsPrecision, shown, wide_dtype
+from . import _axes, _code, _files
+from ._activity import Activity
+from ._axes import Block, Encoder
+from ._code import SparseAutoencoderOutput, SparseCode, by_rising, chosen, fraction_unexplained, weighted_rows
+from ._files import SparseAutoencoderConfig
+
+MULTI = 4
+"""Multi-TopK selects this many times k as well."""
+EPSILON = 1e-5
+"""Added to a token's deviation by `layer_norm`, as SAELens does."""
+Undo = tuple[Tensor, Tensor] | None
+"""The mean and the deviation of each token, (tokens, 1), if `layer_norm` took them away."""
+
+
+class _Pass(NamedTuple):
+    """Inputs on their way to a code."""
+
+    inputs: Tensor
+    """(tokens, d_in), normalised if the config says so."""
+    centred: Tensor
+    """What the encoder sees, (tokens, d_in)."""
+    encoder: Encoder
+    blocks: list[Block]
+    """The entries that the selection is among."""
+    preactivations: Tensor
+    """At those entries, (entries,), with their gradient."""
+    code: SparseCode
+
+
+class SparseAutoencoder(KeepsPrecision):
+    """A wide code of few active latents: `z = ReLU(a) ⊙ select(a)` with `a = W_enc·(x − b_dec) + b_enc`.
+
+    `x̂ = W_dec·z + b_dec`, where the rows of W_dec have length 1. A selector chooses what is active along the axis
+    `config.kind`. Evaluation is hard whatever the selector: the k largest for "topk", else what exceeds a running
+    threshold, so that the code of a token does not depend on its batch. In training mode, forward keeps count of what
+    is active. Codes are sparse: decoding reads the rows of active latents alone, and no pass holds a matrix (tokens,
+    latents).
+
+    Args:
+        config: the sizes and the losses.
+        selector: one of `khot.nn.selectors`, or a function like them.
+        generator: of the initial weights.
+
+    Examples:
+        >>> config = khot.nn.SparseAutoencoderConfig(d_in=8, latents=32, k=2)
+        >>> sae = khot.nn.SparseAutoencoder(config, generator=torch.Generator().manual_seed(0)).eval()
+        >>> x = torch.randn(5, 8, generator=torch.Generator().manual_seed(1))
+        >>> sae(x).reconstruction.shape, sae.encode(x).dense().count_nonzero(-1)
+        (torch.Size([5, 8]), tensor([2, 2, 2, 2, 2]))
+    """
+
+    temperature: Tensor
+    scale: Tensor
+
+    def __init__(
+        self,
+        config: SparseAutoencoderConfig,
+        *,
+        selector: selectors.Selector = selectors.straight_through,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        _check.instance("config", config, SparseAutoencoderConfig)
+        self.config, self.selector = config, selector
+        n = config.latents
+        rows = nn.functional.normalize(torch.randn(n, config.d_in, generator=generator))
+        self.W_enc = nn.Parameter(rows.clone().t())  # stored by latent, as `chosen` wants it
+        self.b_enc = nn.Parameter(torch.zeros(n))
+        self.W_dec = nn.Parameter(rows)
+        self.b_dec = nn.Parameter(torch.zeros(config.d_in))
+        self.k: float | nn.Parameter = nn.Parameter(torch.tensor(float(config.k))) if config.learn_k else config.k
+        self.register_buffer("temperature", torch.tensor(float(config.temperature), dtype=wide_dtype()))
+        self.register_buffer("scale", torch.ones((), dtype=wide_dtype()))
+        self._least_k = 0.0
+        self.activity = Activity(n, config.axis, config.zipf)
+
+    @torch.no_grad()
+    def start(self, x: Tensor) -> Self:
+        """Take the scale of inputs, b_dec (their geometric median) and the size of W_enc from samples (…, d_in)."""
+        inputs, _ = self._inputs(x)
+        _check_samples(inputs)
+        center = geometric_median(inputs.double()).to(inputs.dtype)
+        spread = (inputs - center).square().sum(1).mean() / _axes.number(self.k)
+        self.scale.fill_(_power_of_two(float(spread.sqrt())))
+        self.b_dec.copy_(center / self.scale)
+        self.W_enc.copy_(self.W_dec.t())
+        centred = self._centred(inputs)
+        blocks = self.config.axis.first(self._encoder(centred), max(1, round(_axes.number(self.k))))
+        a, tokens, latents = _axes.entries(blocks)
+        tokens, latents, a = by_rising(tokens, latents, a)
+        out = weighted_rows(a.relu(), tokens, latents, self._cast(self.W_dec), len(centred))
+        size = (centred * out).sum() / out.square().sum()  # of the best multiple
+        if size > 0:
+            self.W_enc.mul_(size)
+        return self
+
+    def encode(self, x: Tensor, *, generator: torch.Generator | None = None) -> SparseCode:
+        """Encode inputs (…, d_in); the generator is for a random selector."""
+        return self._encode(x, generator).code
+
+    def decode(self, code: SparseCode | Tensor) -> Tensor:
+        """Decode a code, sparse or dense (…, latents), to (…, d_in)."""
+        if isinstance(code, Tensor):
+            _check.last_dim("code", code, self.config.latents)
+            code = _code.from_dense(code)
+        return self._restored(self._decoded(code), code)
+
+    def forward(self, x: Tensor, *, generator: torch.Generator | None = None) -> SparseAutoencoderOutput:
+        """Return the reconstruction, code and losses of inputs (…, d_in); the generator is for a random selector."""
+        c, found = self.config, self._encode(x, generator)
+        inputs, out = found.inputs, self._decoded(found.code)
+        fvu = fraction_unexplained(inputs - out, inputs)
+        loss, aux, multi = fvu, fvu.new_zeros(()), fvu.new_zeros(())
+        if self.training:
+            aux = self._aux_loss(found.centred, (inputs - out) / self.scale)
+            if c.multi_topk:
+                selected = _axes.largest(found.blocks, MULTI)
+                more = self._code(found.blocks, found.preactivations, selected, found.code.shape)
+                multi = fraction_unexplained(inputs - self._decoded(more), inputs)
+            loss = fvu + c.aux_weight * aux + c.multi_topk * multi
+            if c.learn_k:
+                loss = loss + c.k_cost * self.k
+            self.activity.update(found.blocks, found.encoder)
+        reconstruction = self._restored(out, found.code).to(x.dtype)
+        return SparseAutoencoderOutput(reconstruction, found.code, loss, fvu, aux, multi)
+
+    @torch.no_grad()
+    def remove_parallel_gradient(self) -> None:
+        """Take from the gradient of each row of W_dec what would only change its length; call it before a step."""
+        if self.W_dec.grad is not None:
+            along = (self.W_dec.grad * self.W_dec).sum(1, keepdim=True) / self.W_dec.square().sum(1, keepdim=True)
+            self.W_dec.grad.addcmul_(along, self.W_dec, value=-1)
+
+    @torch.no_grad()
+    def normalize_decoder(self) -> None:
+        """Bring the rows of W_dec back to length 1; call it after a step.
+
+        A learned k is raised to where the last batch had an entry for each token ("topk", k ≥ 1), for each latent
+        ("feature", k ≥ latents/tokens) or at all ("batch", k ≥ 1/tokens), and lowered to k ≤ latents.
+        """
+        self.W_dec.div_(self.W_dec.norm(dim=1, keepdim=True).clamp(min=torch.finfo(self.W_dec.dtype).tiny))
+        if isinstance(self.k, nn.Parameter):
+            self.k.clamp_(self._least_k, self.config.latents)
+
+    def dead(self) -> Tensor:
+        """Return which latents were not active in the last `dead_after` tokens of training, (latents,)."""
+        return self.activity.since > self.config.dead_after
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write cfg.json and sae_weights.safetensors in the form that SAELens loads: what evaluation needs."""
+        config = self.config
+        if config.learn_k:
+            config = replace(config, k=config.axis.saved_k(_axes.number(self.k)), learn_k=False)
+        s = self.scale  # a power of two: nothing is rounded
+        weights = {"W_enc": self.W_enc, "b_enc": s * self.b_enc, "W_dec": self.W_dec, "b_dec": s * self.b_dec}
+        if config.axis.has_threshold:
+            weights["threshold"] = (s * self.activity.threshold).expand(config.latents)
+        _files.save(folder, config, weights, getattr(self.selector, "__name__", ""))
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], *, selector: selectors.Selector = selectors.straight_through) -> Self:
+        """Read what `save` wrote; the model is in evaluation mode."""
+        config, weights = _files.read(folder)
+        sae = cls(config, selector=selector).to(weights["W_dec"].dtype)
+        with torch.no_grad():
+            for name in ("W_enc", "b_enc", "W_dec", "b_dec"):
+                getattr(sae, name).copy_(weights[name])
+            if config.axis.has_threshold:
+                threshold = sae.activity.threshold
+                threshold.copy_(weights["threshold"][: threshold.numel()].view_as(threshold))
+        return sae.eval()
+
+    def extra_repr(self) -> str:
+        c = self.config
+        k = shown(self.k) if isinstance(self.k, Tensor) else f"{self.k:g}"
+        return f"d_in={c.d_in}, latents={c.latents}, k={k}, kind={c.kind!r}"
+
+    def _encode(self, x: Tensor, generator: torch.Generator | None) -> _Pass:
+        inputs, undo = self._inputs(x)
+        centred = self._centred(inputs)
+        encoder = self._encoder(centred)
+        blocks = self._blocks(encoder)
+        weights = self._cast(self.W_enc), self._cast(self.b_enc)
+        a = chosen(centred, *weights, *_axes.entries(blocks), rises=self._rises)
+        selected = self._selected(blocks, a, generator)
+        code = self._code(blocks, a, selected, (*x.shape[:-1], self.config.latents), undo)
+        return _Pass(inputs, centred, encoder, blocks, a, code)
+
+    def _inputs(self, x: Tensor) -> tuple[Tensor, Undo]:
+        """Return (tokens, d_in), each token with mean 0 and deviation 1 if that is wanted; and what undoes that."""
+        _check.scores(x, -1)
+        _check.last_dim("x", x, self.config.d_in)
+        rows = self._cast(x).reshape(-1, self.config.d_in)
+        if not self.config.layer_norm:
+            return rows, None
+        mean = rows.mean(1, keepdim=True)
+        deviation = (rows - mean).std(1, keepdim=True)
+        return (rows - mean) / (deviation + EPSILON), (mean, deviation)
+
+    def _centred(self, inputs: Tensor) -> Tensor:
+        """Return what the encoder sees: of order 1 for each active latent."""
+        return inputs / self.scale - self.b_dec
+
+    def _cast(self, t: Tensor) -> Tensor:
+        """Return t in the dtype to compute in, float32 for half precision."""
+        return t.to(torch.promote_types(self.W_dec.dtype, torch.float32))
+
+    def _encoder(self, centred: Tensor) -> Encoder:
+        return Encoder(centred.detach(), self._cast(self.W_enc).detach(), self._cast(self.b_enc).detach())
+
+    def _blocks(self, encoder: Encoder) -> list[Block]:
+        """Return the entries that the selection is among."""
+        c, count = self.config, len(encoder.x)
+        if not self.training:
+            return c.axis.active(encoder, self.k, self.activity.threshold)
+        if count:
+            self._least_k = min(c.latents, c.axis.least_k(count, c.latents))
+        wanted = 1.0 if getattr(self.selector, "is_hard", False) else c.candidates
+        return c.axis.candidates(encoder, self.k, max(wanted, MULTI if c.multi_topk else 1.0), self.activity.budgets)
+
+    @property
+    def _rises(self) -> bool:
+        """Whether blocks come by rising token."""
+        return self.config.axis.is_by_token or not self.training
+
+    def _selected(self, blocks: list[Block], a: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Return the selector's weights, (entries,); all are selected in evaluation, and selectors need an entry."""
+        if not self.training or not len(a):
+            return torch.ones_like(a)
+        scores = a.split([block.values.numel() for block in blocks])
+        temperature = self.temperature.to(a.dtype)
+        weights = [
+            self.selector(part.view_as(block.values), block.k, temperature=temperature, generator=generator).flatten()
+            for part, block in zip(scores, blocks, strict=True)
+        ]
+        return torch.cat(weights)
+
+    def _code(
+        self, blocks: list[Block], a: Tensor, selected: Tensor, shape: tuple[int, ...], undo: Undo = None
+    ) -> SparseCode:
+        _, tokens, latents = _axes.entries(blocks)
+        values = a.relu() * selected * self.scale
+        if not self._rises:
+            tokens, latents, values = by_rising(tokens, latents, values)
+        return SparseCode(values, tokens, latents, shape, undo)
+
+    def _decoded(self, code: SparseCode) -> Tensor:
+        """Decode to (tokens, d_in), still normalised if the inputs are."""
+        out = weighted_rows(code.values, code.tokens, code.latents, self._cast(self.W_dec), code.rows)
+        return out + self.scale * self.b_dec
+
+    def _restored(self, out: Tensor, code: SparseCode) -> Tensor:
+        """Undo `layer_norm`, and give decoded tokens the shape of the inputs."""
+        if code.undo is not None:
+            out = out * code.undo[1] + code.undo[0]
+        return out.view(*code.shape[:-1], self.config.d_in)
+
+    def _aux_loss(self, centred: Tensor, residual: Tensor) -> Tensor:
+        c = self.config
+        if not c.aux_weight:
+            return residual.new_zeros(())
+        weights = self._cast(self.W_enc), self._cast(self.b_enc), self._cast(self.W_dec)
+        most = c.aux_k or max(1, c.d_in // 2)
+        if not c.underused:
+            return _code.aux_k_loss(centred, residual, self.dead().nonzero().squeeze(1), weights, most)
+        law = {"k": _axes.number(self.k), "exponent": c.zipf or 1.0, "fraction": c.underused}
+        return _code.aux_zipf_loss(centred, residual, self.activity.density, weights, most, **law)
+
+
+def _check_samples(rows: Tensor) -> None:
+    """Raise unless there is a row and all are finite, because weights are taken from them."""
+    if not len(rows):
+        raise ValueError("`x` must have at least one row; got none.")
+    bad = ~rows.isfinite().all(-1)
+    if bad.any():
+        raise ValueError(
+            f"`x` must be finite in {rows.dtype}; got {int(bad.sum())} of {len(rows)} rows that are not, "
+            f"first {int(bad.nonzero()[0])}: leave them out."
+        )
+
+
+def geometric_median(points: Tensor, steps: int = 100) -> Tensor:
+    """Return the point with the least sum of distances to (points, d); (d,). Weiszfeld's iteration."""
+    center: Tensor = points.mean(0)
+    for _ in range(steps):
+        distance = (points - center).norm(dim=1).clamp(min=1e-12)
+        new: Tensor = (points / distance[:, None]).sum(0) / (1 / distance).sum()
+        if (new - center).norm() <= 1e-6 * distance.mean():
+            return new
+        center = new
+    return center
+
+
+def _power_of_two(value: float) -> float:
+    """Return the nearest power of two, by ratio: to multiply by it rounds nothing."""
+    return 2.0 ** round(math.log2(value)) if 0 < value < math.inf else 1.0

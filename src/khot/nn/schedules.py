@@ -1,0 +1,97 @@
+"""Schedules: change a number of a module, such as a temperature or a budget, over the steps of training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from .. import _check
+
+__all__ = ["Schedule", "geometric", "linear"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def geometric(start: float, end: float, fraction: float) -> float:
+    """Return `start · (end/start)^fraction`: steps of equal ratio."""
+    return float(start * (end / start) ** fraction)
+
+
+def linear(start: float, end: float, fraction: float) -> float:
+    """Return `start + (end − start)·fraction`: steps of equal difference."""
+    return start + (end - start) * fraction
+
+
+class Schedule:
+    """Move a buffer of a module, such as a temperature or a budget, from `start` to `end` in a number of steps.
+
+    Call `step()` after each step of the optimiser. The buffer holds `start` at once.
+
+    Args:
+        module: the module that owns the buffer.
+        name: of the buffer; an integer buffer gets the nearest integer.
+        start: the value at first.
+        end: the value after `steps` steps and from then on.
+        steps: how many steps it takes; 0 is at the end at once.
+        shape: the way between, a function of start, end and the fraction of the way in [0, 1]:
+            `khot.nn.schedules.geometric`, `khot.nn.schedules.linear` or one of your own.
+
+    Examples:
+        >>> layer = khot.nn.SigmoidTopK(2, temperature=10.0)
+        >>> schedule = Schedule(layer, "temperature", 10.0, 0.1, steps=4)
+        >>> for _ in range(4):
+        ...     schedule.step()
+        ...     print(f"{layer.temperature:.3f}", end=" ")
+        3.162 1.000 0.316 0.100
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        name: str,
+        start: float,
+        end: float,
+        *,
+        steps: int,
+        shape: Callable[[float, float, float], float] = geometric,
+    ) -> None:
+        _check.instance("module", module, nn.Module)
+        buffers = [key for key, value in module.named_buffers(recurse=False) if value.dtype != torch.bool]
+        if name not in buffers:
+            known = ", ".join(map(repr, buffers)) or "it has none"
+            raise ValueError(f"`name` must be a buffer of {type(module).__name__} ({known}); got {name!r}.")
+        _check.positive("start", start)
+        _check.positive("end", end)
+        _check.at_least("steps", steps, 0)
+        self._module, self._name = module, name
+        self._start, self._end, self._steps, self._shape = float(start), float(end), int(steps), shape
+        self._done = 0
+        self._write()
+
+    @property
+    def value(self) -> float:
+        """The current value."""
+        fraction = min(1.0, self._done / self._steps) if self._steps else 1.0
+        return self._end if fraction == 1 else self._shape(self._start, self._end, fraction)
+
+    def step(self) -> None:
+        """Advance by one step."""
+        self._done += 1
+        self._write()
+
+    def state_dict(self) -> dict[str, int]:
+        """Return what to save: how many steps were taken."""
+        return {"done": self._done}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue from a saved state."""
+        self._done = state["done"]
+        self._write()
+
+    def _write(self) -> None:
+        buffer: Tensor = getattr(self._module, self._name)  # looked up each time: moving a module replaces its buffers
+        buffer.fill_(self.value if buffer.is_floating_point() else round(self.value))

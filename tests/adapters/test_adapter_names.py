@@ -1,0 +1,12 @@
+"""The public names of `khot.sklearn` and `khot.hf`."""
+
+import importlib
+
+import pytest
+
+
+@pytest.mark.parametrize(("module", "public"), [("khot.sklearn", {"KHotSelector"}), ("khot.hf", {"swap_routers"})])
+def test_the_public_names_of_adapters(module, public):
+    made = importlib.import_module(module)
+    assert {n for n in dir(made) if not n.startswith("_")} == public == set(made.__all__)
+    assert all(getattr(made, n).__doc__ for n in public)

@@ -1,0 +1,39 @@
+"""The public names of `khot.nn` and its public modules: all of them, and no other."""
+
+from types import ModuleType
+
+import pytest
+
+import khot
+
+PUBLIC = {
+    "nn": {
+        *("SigmoidTopK", "KHotGate", "Schedule", "geometric", "linear", "Router", "MoE", "MoEOutput"),
+        *("SparseAutoencoder", "SparseAutoencoderConfig", "SparseAutoencoderOutput", "SparseAutoencoderMetrics"),
+        *("SparseCode", "aux_k_loss", "aux_zipf_loss"),
+    },
+    "nn.routing": {
+        *("Route", "Routing", "sigma_topk", "balanced_sigma_topk", "softmax_topk", "sigmoid_gates", "noisy_topk"),
+        *("expert_choice", "dselect_k", "load", "load_balance_loss", "importance_loss", "cv_squared", "z_loss"),
+        *("update_bias", "max_violation", "dead_experts", "routing_entropy"),
+    },
+    "nn.selectors": {"Selector", "hard", "sampled", "soft", "straight_through"},
+    "nn.schedules": {"Schedule", "geometric", "linear"},
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_the_public_names_of_nn(name):
+    module = khot
+    for part in name.split("."):
+        module = getattr(module, part)
+    names = {n for n in dir(module) if not n.startswith("_")}
+    rooms = {n for n in names if isinstance(getattr(module, n), ModuleType)}
+    assert names - rooms == PUBLIC[name]
+    assert rooms == ({"moe", "routing", "sae", "schedules", "selectors"} if name == "nn" else set())
+    assert all(getattr(module, n).__doc__ for n in PUBLIC[name])
+
+
+def test_the_old_names_of_schedules_are_the_new_ones():
+    for name in PUBLIC["nn.schedules"]:
+        assert getattr(khot.nn, name) is getattr(khot.nn.schedules, name)
