@@ -38,7 +38,7 @@ PUBLIC = {
         ),
         *("score_function", "rloo", "minimum_variance_baseline", "taylor_control_variate", "reinmax"),
     },
-    "khot.testing": {"check_estimator", "check_relaxation", "check_design"},
+    "khot.testing": {"check_estimator", "check_relaxation", "check_design", "score_vector"},
 }
 
 
