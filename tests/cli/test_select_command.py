@@ -172,6 +172,7 @@ def test_json_is_one_object(table, tmp_path):
     assert json.loads(again.stdout)["report"] is None
 
 
+@pytest.mark.slow
 def test_the_digits_in_a_terminal():
     done = khot("-k", 5, *QUICK)
     assert done.exit_code == 0, done.output
@@ -182,6 +183,7 @@ def test_the_digits_in_a_terminal():
     assert "khot's choice" in done.stdout or "ahead of khot's" in done.stdout
 
 
+@pytest.mark.slow
 def test_regression_and_reconstruction(table):
     done = khot(table, "--target", "alpha", "--drop", "label", "-k", 2, "--json", "--model", "forest", *QUICK)
     found = json.loads(done.stdout)

@@ -76,6 +76,7 @@ def test_a_state_without_the_optimiser_is_found(acts, tmp_path, monkeypatch):
         kill_sae.compare(tmp_path / "whole", tmp_path / "part")
 
 
+@pytest.mark.slow
 def test_two_kills(tmp_path):
     def finish(words):
         assert CliRunner().invoke(app, words).exit_code == 0
@@ -110,6 +111,7 @@ def test_seeds_differ_and_agree(acts, tmp_path):
     assert results[0].curve == results[1].curve != results[2].curve
 
 
+@pytest.mark.slow
 def test_a_small_problem_is_learned(tmp_path):
     """Sparse sums of 24 directions in 16 dimensions."""
     generator = torch.Generator().manual_seed(0)

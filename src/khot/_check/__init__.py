@@ -48,7 +48,6 @@ from ._tensors import vectors as vectors
 from ._values import above as above
 from ._values import all_positive as all_positive
 from ._values import at_least as at_least
-from ._values import at_most as at_most
 from ._values import even as even
 from ._values import fraction as fraction
 from ._values import instance as instance

@@ -82,12 +82,6 @@ def at_least(name: str, value: Any, least: int) -> None:
         raise ValueError(f"`{name}` must be ≥ {least}; got {value}.")
 
 
-def at_most(name: str, value: float, most: float) -> None:
-    """Raise if a number is > most."""
-    if value > most:
-        raise ValueError(f"`{name}` must be ≤ {most:g}; got {value:g}.")
-
-
 def even(what: str, value: int) -> None:
     """Raise unless `value` is even, as pairs are."""
     if value % 2:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -53,7 +55,7 @@ def bench(
 
     khot bench --list
     """
-    known = CONTENDERS | _imported(also or [])
+    known = CONTENDERS | (_imported(also) if also else {})
     if listing:
         Console().print(_listing(known))
         return
@@ -119,8 +121,9 @@ def _count(text: str, n: int) -> float:
 
 
 def _imported(places: list[str]) -> dict[str, Contender]:
-    """Import the mappings that `--also` names."""
+    """Import the mappings that `--also` names; modules in the current folder are found too."""
     found: dict[str, Contender] = {}
+    sys.path.append(os.getcwd())
     for place in places:
         module, _, name = place.partition(":")
         try:
