@@ -19,6 +19,7 @@ PUBLISHED = {  # bias / variance / error on the paper's objective, over its ten 
 KEYS = {"estimator", "objective", "bias", "variance", "error", "rel_bias", "rel_variance", "evaluations"}
 
 
+@pytest.mark.slow
 def test_published_figures_are_replicated():
     for row in study(tuple(PUBLISHED), ("paper",), draws=2000):
         got = (row.bias, row.variance, row.error)

@@ -64,6 +64,7 @@ def test_judge():
     assert result == {"found": 0.5, "whole": 0.5, "median rank": 2.5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gate", [Concrete, StochasticGates])
 def test_rivals_find_xor(gate):
     """With two columns of noise; with eighteen, the concrete selector is less sure."""
@@ -102,6 +103,7 @@ def test_l2x_takes_at_most_k():
     assert gate.eval().mask(torch.randn(20, 6)).sum(-1).tolist() == [2.0] * 20
 
 
+@pytest.mark.slow
 def test_recovery_and_scores_run(tmp_path, monkeypatch):
     monkeypatch.setattr(selection, "REAL", {"breast cancer": selection.REAL["breast cancer"]})
     with pytest.warns(), torch.random.fork_rng():

@@ -26,6 +26,7 @@ def _few_held_out(monkeypatch):
     monkeypatch.setattr(vae, "digits", lambda: few)
 
 
+@pytest.mark.slow
 @studies
 def test_rows_for_every_estimator_seed_and_point(study):
     rows = run(study, settings=TINY)
@@ -43,6 +44,7 @@ def test_rows_for_every_estimator_seed_and_point(study):
     assert sum(line.wins for line in lines) >= 2
 
 
+@pytest.mark.slow
 @studies
 def test_the_same_call_gives_the_same_rows(study):
     names = ("straight_through", "imle", "relaxed", "score", "taylor")
@@ -100,6 +102,7 @@ def test_regression_is_learned(name):
     assert last["recovery"] > first["recovery"] + 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["straight_through", "simple", "rloo"])
 def test_the_autoencoder_learns(name):
     rows = run(vae.STUDY, (name,), replace(TINY, seeds=(0,), steps=60, points=1, rates=(0.01,)))
@@ -234,6 +237,7 @@ def command(monkeypatch, capsys):
     return run
 
 
+@pytest.mark.slow
 @studies
 def test_the_command(study, command, tmp_path):
     study = replace(study, quick=TINY)

@@ -37,6 +37,7 @@ def test_what_the_docs_claim():
     assert {name: round(values.sum()) for name, values in dead.items() if values.any()} == {"straight-through": 1}
 
 
+@pytest.mark.slow
 def test_known_dictionaries(monkeypatch, tmp_path):
     monkeypatch.setattr(sae, "COSTS", (0.1,))
     rows = list(sae.rows(TINY))

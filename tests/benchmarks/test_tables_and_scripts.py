@@ -50,6 +50,7 @@ def test_worst_cases():
     assert "| cauchy |" in worst.report(rows, 300)
 
 
+@pytest.mark.slow
 def test_scaling():
     reports, left, is_interrupted = scaling.run([10, 30], limit=10.0, budget=0.001)
     assert [r.settings.n for r in reports] == [10, 30]
