@@ -1,4 +1,4 @@
-# make run | test | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | study | selection | sae | moe | kill | clean
+# make run | test | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | study | selection | sae | sae-minilm | moe | kill | clean
 # One virtual environment, .venv, with khot installed editable; each target installs the extras it needs, once.
 
 PYTHON ?= python3
@@ -8,7 +8,7 @@ BIN := .venv/bin
 NATIVE := src/khot/kernels/native
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test lint docs doctest sanitize wheels figures grid speed halving solver-error study moe selection sae kill clean
+.PHONY: run test lint docs doctest sanitize wheels figures grid speed halving solver-error study moe selection sae sae-minilm kill clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
@@ -47,43 +47,46 @@ wheels: $(call stamp,test)
 
 # Wants a quiet machine.
 speed: $(call stamp,test)
-	$(BIN)/python benchmarks/speed.py
-	$(BIN)/python benchmarks/worst.py
-	$(BIN)/python benchmarks/family.py
-	$(BIN)/python benchmarks/scaling.py
-	$(BIN)/python benchmarks/sampling.py
+	$(BIN)/python -m benchmarks.speed
+	$(BIN)/python -m benchmarks.worst
+	$(BIN)/python -m benchmarks.family
+	$(BIN)/python -m benchmarks.scaling
+	$(BIN)/python -m benchmarks.sampling
 
 halving: $(call stamp,test)
-	$(BIN)/python benchmarks/successive_halving.py
+	$(BIN)/python -m benchmarks.successive_halving
 
 solver-error: $(call stamp,test)
-	$(BIN)/python benchmarks/solver_error.py
+	$(BIN)/python -m benchmarks.solver_error
 
 grid: $(call stamp,test)
-	$(BIN)/python benchmarks/grid.py
+	$(BIN)/python -m benchmarks.grid
 
 # Which gradient estimator? Twenty minutes; the files that docs/estimators.md shows.
 study: $(call stamp,test)
-	for name in estimators regression vae; do \
-	  $(BIN)/khot study $$name --csv benchmarks/results/$$name.csv --markdown docs/tables/study-$$name.md --plot docs/img/study-$$name.svg || exit; \
-	done
+	$(BIN)/python -m benchmarks.estimators
+	$(BIN)/python -m benchmarks.regression
+	$(BIN)/python -m benchmarks.vae
 
 # Which router? An hour; the files that docs/moe.md shows.
 moe: $(call stamp,test)
-	$(BIN)/python benchmarks/moe_theory.py
-	$(BIN)/python benchmarks/moe.py
-	$(BIN)/python benchmarks/moe_speed.py
+	$(BIN)/python -m benchmarks.moe_theory
+	$(BIN)/python -m benchmarks.moe
+	$(BIN)/python -m benchmarks.moe_speed
 
 # Which features? Half an hour; the files that docs/feature-selection.md shows.
 selection: $(call stamp,test)
-	$(BIN)/python benchmarks/feature_selection.py
-	$(BIN)/python benchmarks/feature_selection_choices.py
+	$(BIN)/python -m benchmarks.feature_selection
+	$(BIN)/python -m benchmarks.feature_selection_choices
 
 # Which sparse autoencoder? Half an hour; the files that docs/sae.md shows, but for those of benchmarks/sae_minilm.py,
-# which wants a text and a language model.
+# which needs a text and a language model (make sae-minilm).
 sae: $(call stamp,test)
-	$(BIN)/python benchmarks/sae.py
-	$(BIN)/python benchmarks/sae_speed.py
+	$(BIN)/python -m benchmarks.sae
+	$(BIN)/python -m benchmarks.sae_speed
+
+sae-minilm: $(call stamp,test)
+	$(BIN)/python -m benchmarks.sae_minilm examples/shakespeare.txt
 
 # Kill `khot select` and `khot sae` at random moments.
 kill: $(call stamp,test)
@@ -100,7 +103,7 @@ clean:
 # torch first and pinned, so that no extra pulls another build in.
 $(call stamp,run) $(call stamp,test) $(call stamp,lint) $(call stamp,docs): $(call stamp,%): pyproject.toml hatch_build.py $(wildcard $(NATIVE)/*) | .venv/bin/pip
 	$(BIN)/pip install --quiet "$(TORCH)" numpy
-	$(BIN)/pip install --quiet --editable ".[$(if $(filter run,$*),cli$(,)plot$(,)sklearn,$*)]"
+	$(BIN)/pip install --quiet --editable ".[$(if $(filter run,$*),select,$*)]"
 	@touch $@
 
 , := ,

@@ -5,15 +5,15 @@ One thread, process CPU time, medians of one interleaved run a shape.
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
 
-from khot.bench import CONTENDERS, Report, Settings, environment, markdown_table, measure, write
+from benchmarks import common
+from benchmarks.rivals import ALL
+from khot.bench import Report, Settings, environment, markdown_table, measure, records
 
-ROOT = Path(__file__).parents[1]
 CASES = (((1, 1_000_000), 100_000), ((64, 1024), 102), ((4096, 64), 6))
 MEMBERS = ("sigmoid_topk", "laplace_topk", "normal_topk", "cauchy_topk", "euclidean_topk", "power_topk")
+QUICK = (((4, 256), 25), ((64, 64), 6))
 BASE = "torch.sigmoid"
 
 
@@ -39,14 +39,16 @@ def table(reports: list[Report]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__doc__, "two small shapes, 0.01 seconds each")
     parser.add_argument("--budget", type=float, default=2.0, metavar="S", help="seconds per member and shape (2)")
-    page = ROOT / "docs" / "tables" / "family-speed.md"
-    parser.add_argument("--out", type=Path, default=page, metavar="FILE", help="default: docs/tables/family-speed.md")
     args = parser.parse_args()
-    contenders = {name: CONTENDERS[name] for name in (*MEMBERS, "lapsum", BASE)}
-    write(args.out, table([measure(contenders, Settings(shape=s, k=k, budget=args.budget)) for s, k in CASES]))
-    return 0
+    budget, cases = (0.01, QUICK) if args.quick else (args.budget, CASES)
+    contenders = {name: ALL[name] for name in (*MEMBERS, "lapsum", BASE)}
+    reports = [measure(contenders, Settings(shape=shape, k=k, budget=budget), common.say) for shape, k in cases]
+    text = table(reports)
+    common.write(common.places(args).tables / "family-speed.md", text)
+    common.show(args, (row for report in reports for row in records(report)), text)
+    return 130 if any(report.interrupted for report in reports) else 0
 
 
 if __name__ == "__main__":

@@ -8,9 +8,7 @@ at one setting each: khot at its defaults, the others at published ones or at th
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
 import warnings
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -20,22 +18,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from figures import svg
-from rival_gates import OURS, Concrete, GateSelector, L2XGate, StochasticGates
-from selection_report import Row, figure, from_csv, recovery_table, scores_table, to_csv
-from selection_sets import KNOWN, REAL, Known, mnist
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.feature_selection import SelectKBest, mutual_info_classif
 from sklearn.model_selection import train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from torch.nn.functional import cross_entropy
 
-from khot.bench import markdown_table, write
-from khot.jobs._compare import methods, plain_model
+from benchmarks import common
+from benchmarks.rival_gates import OURS, Concrete, GateSelector, L2XGate, StochasticGates, network
+from benchmarks.selection_report import Row, figure, from_csv, recovery_table, scores_table, to_csv
+from benchmarks.selection_sets import KNOWN, REAL, Known, mnist
+from khot.bench import markdown_table
+from khot.jobs.select import methods, plain_model
 from khot.nn import KHotGate
-from khot.sklearn import Plan, Rows, network, train
 
-ROOT = Path(__file__).parents[1]
 CONCRETE_RATE, STG_RATE = 0.1, 0.003
 """Learning rates of the gates: the best of `--tune`."""
 KNOWN_STRENGTHS, REAL_STRENGTHS = (0.1,), (0.1, 1, 3)
@@ -113,18 +110,15 @@ def instance_wise(
     n, hidden, scaler = known.x.shape[1], OURS["hidden"], StandardScaler().fit(known.x)
     x, new = (torch.from_numpy(scaler.transform(part.x)).float() for part in (known, fresh))
     gate = make(network(n, hidden, n, seed + 1), known.k)
-    rows = Rows(x, torch.from_numpy(known.y), torch.ones(len(x)))
-    plan = Plan(
-        hidden=hidden,
-        max_steps=steps,
-        batch_size=OURS["batch_size"],
-        learning_rate=OURS["learning_rate"],
-        gate_learning_rate=rate,
-        annealed=0.0,
-        patience=steps,
-    )
-    for _ in train(rows, rows, gate, network(n, hidden, 2, seed), plan, seed):
-        pass
+    net, y, generator = network(n, hidden, 2, seed), torch.from_numpy(known.y), torch.Generator().manual_seed(seed)
+    groups = [(net, OURS["learning_rate"]), (gate, rate)]
+    optimizer = torch.optim.Adam([{"params": part.parameters(), "lr": lr} for part, lr in groups])
+    for _ in range(steps):  # rows are drawn as `KHotSelector` draws them
+        at = torch.rand(OURS["batch_size"], dtype=torch.float64, generator=generator) * len(x)
+        batch = at.long().clamp_(max=len(x) - 1)
+        optimizer.zero_grad()
+        cross_entropy(net(gate(x[batch], generator=generator)), y[batch]).backward()
+        optimizer.step()
     with torch.no_grad():
         return gate.eval().mask(new).bool().numpy(), gate.scores_of(new).numpy()
 
@@ -183,14 +177,11 @@ def _of_rows(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__doc__, "2 seeds, less rows and steps: under a minute")
     parser.add_argument("--seeds", type=int, metavar="N", help="default: 10 for recovery, 5 for scores")
     parser.add_argument("--mnist", type=Path, metavar="DIR", help="with MNIST's raw idx files; left out without it")
-    parser.add_argument("--quick", action="store_true", help="2 seeds, less rows and steps: under a minute")
     parser.add_argument("--tune", action="store_true", help="only the rivals' settings, on other seeds, to the screen")
     parser.add_argument("--redraw", action="store_true", help="only the tables and the figure, from the CSV there is")
-    where = "default: benchmarks/results, docs/tables and docs/img; out/ with --quick"
-    parser.add_argument("--out", type=Path, metavar="DIR", help=where)
     args = parser.parse_args()
     if args.seeds is not None and args.seeds < 1:
         parser.error(f"--seeds must be ≥ 1; got {args.seeds}")
@@ -198,42 +189,32 @@ def main() -> int:
     if args.tune:
         print(tune())
         return 0
-    out = Path("out") if args.quick and args.out is None else args.out  # not over the full results
-    results = (out or ROOT / "benchmarks" / "results") / "feature_selection.csv"
-    is_interrupted = False
+    places, is_interrupted = common.places(args), False
+    results = places.results / "feature_selection.csv"
     if not args.redraw:
-        is_interrupted = measure(results, args.seeds, args.mnist, args.quick)
-    rows = from_csv(results.read_text(encoding="utf-8")) if results.exists() else []
-    if rows:
-        tables = out or ROOT / "docs" / "tables"
-        write(tables / "feature-selection-recovery.md", recovery_table(rows))
-        write(tables / "feature-selection-scores.md", scores_table(rows))
-        write((out or ROOT / "docs" / "img") / "feature-selection.svg", svg(figure(rows)))
-        print(recovery_table(rows) + "\n" + scores_table(rows))
+        measured: list[Row] = []
+        is_interrupted = measure(measured, args.seeds, args.mnist, args.quick)
+        if not measured:
+            return 130
+        common.write(results, to_csv(measured))
+    rows = from_csv(results.read_text(encoding="utf-8"))
+    common.write(places.tables / "feature-selection-recovery.md", recovery_table(rows))
+    common.write(places.tables / "feature-selection-scores.md", scores_table(rows))
+    common.write(places.images / "feature-selection.svg", common.svg(figure(rows)))
+    common.show(args, rows, recovery_table(rows) + "\n" + scores_table(rows))
     return 130 if is_interrupted else 0
 
 
-def measure(results: Path, count: int | None, directory: Path | None, is_quick: bool) -> bool:
-    """Measure and write the CSV; whether it was interrupted."""
+def measure(rows: list[Row], count: int | None, directory: Path | None, is_quick: bool) -> bool:
+    """Append the rows; return whether Ctrl-C ended it early."""
     if directory is None:
         print("MNIST is left out: no --mnist DIR with its raw idx files was given", file=sys.stderr)
     counts, less = (2, 2) if is_quick else (count or 10, count or 5), 10 if is_quick else 1
-    start, rows, is_interrupted = time.perf_counter(), [], False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # L1's, as in `khot select`
         warnings.simplefilter("ignore", RuntimeWarning)  # F scores of constant columns
         warnings.filterwarnings("ignore", message="(?s)Features .* are constant")
-        try:
-            for row in chain(recovery(range(counts[0]), less), scores(range(counts[1]), directory, less)):
-                rows.append(row)
-                what = f"{time.perf_counter() - start:4.0f} s  {row.set}, {row.method}, seed {row.seed}"
-                print(f"\r{what:<79}", end="", file=sys.stderr, flush=True)
-        except KeyboardInterrupt:
-            is_interrupted = True
-    print(f"\n{len(rows)} rows in {time.perf_counter() - start:.0f} s", file=sys.stderr)
-    if rows:
-        write(results, to_csv(rows))
-    return is_interrupted
+        return common.collect(chain(recovery(range(counts[0]), less), scores(range(counts[1]), directory, less)), rows)
 
 
 if __name__ == "__main__":

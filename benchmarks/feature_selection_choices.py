@@ -8,20 +8,14 @@ of the docs. Ctrl-C ends early, and writes what there is.
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from figures import svg
 from matplotlib.figure import Figure
-from selection_report import Row, from_csv, to_csv, values
-from selection_sets import xor_in_noise
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
@@ -29,13 +23,15 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import khot
+from benchmarks import common
+from benchmarks.common import mean_and_error
+from benchmarks.selection_report import Row, from_csv, to_csv, values
+from benchmarks.selection_sets import xor_in_noise
 from khot import estimators
-from khot.bench import markdown_table, write
-from khot.bench._curves import mean_and_error
+from khot.bench import markdown_table
 from khot.designs import Brewer, ConditionalPoisson, PlackettLuce, Sampford, Systematic
 from khot.sklearn import KHotSelector
 
-ROOT = Path(__file__).parents[1]
 STEPS = 400
 DEFAULT = "defaults: sigmoid_topk, Pivotal, straight_through_sample"
 CHOICES: dict[str, dict[str, dict[str, Any]]] = {
@@ -148,33 +144,26 @@ def figure(rows: Sequence[Row]) -> Figure:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__doc__, "one seed, 40 steps: under a minute")
     parser.add_argument("--seeds", type=int, default=5, metavar="N", help="default: 5")
-    parser.add_argument("--quick", action="store_true", help="one seed, 40 steps: under a minute")
     parser.add_argument("--redraw", action="store_true", help="only the table and the figure, from the CSV there is")
-    where = "default: benchmarks/results, docs/tables and docs/img; out/ with --quick"
-    parser.add_argument("--out", type=Path, metavar="DIR", help=where)
     args = parser.parse_args()
     if args.seeds < 1:
         parser.error(f"--seeds must be ≥ 1; got {args.seeds}")
     torch.set_num_threads(1)
-    out = Path("out") if args.quick and args.out is None else args.out  # not over the full results
-    results = (out or ROOT / "benchmarks" / "results") / "feature_selection_choices.csv"
-    rows, start, is_interrupted = [], time.perf_counter(), False
-    try:
-        for row in () if args.redraw else run(range(1 if args.quick else args.seeds), 40 if args.quick else STEPS):
-            rows.append(row)
-            what = f"{time.perf_counter() - start:4.0f} s  seed {row.seed}, {row.set}, {row.method}: {row.value:.3f}"
-            print(f"\r{what:<99}", end="", file=sys.stderr, flush=True)
-    except KeyboardInterrupt:
-        is_interrupted = True
-    if rows:
-        write(results, to_csv(rows))
-    if args.redraw or rows:
-        rows = from_csv(results.read_text(encoding="utf-8"))
-        write((out or ROOT / "docs" / "tables") / "feature-selection-choices.md", table(rows))
-        write((out or ROOT / "docs" / "img") / "feature-selection-choices.svg", svg(figure(rows)))
-        print("\n" + table(rows))
+    places, is_interrupted = common.places(args), False
+    results = places.results / "feature_selection_choices.csv"
+    if not args.redraw:
+        seeds, steps = (1, 40) if args.quick else (args.seeds, STEPS)
+        measured: list[Row] = []
+        is_interrupted = common.collect(run(range(seeds), steps), measured)
+        if not measured:
+            return 130
+        common.write(results, to_csv(measured))
+    rows = from_csv(results.read_text(encoding="utf-8"))
+    common.write(places.tables / "feature-selection-choices.md", table(rows))
+    common.write(places.images / "feature-selection-choices.svg", common.svg(figure(rows)))
+    common.show(args, rows, table(rows))
     return 130 if is_interrupted else 0
 
 

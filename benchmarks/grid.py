@@ -9,29 +9,26 @@ max|x|/T ≤ 100, ≤ 1e-9 everywhere. Always finite and within [0, 1]. Exits wi
 
 from __future__ import annotations
 
-import argparse
-import csv
-import io
 import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import product
-from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import expit
-from torch import Generator, Tensor
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import khot
-from khot._math import cdfs, threshold
-from khot.bench import write
+from benchmarks import common
+from khot.bench import eager
+from khot.testing import SCORE_KINDS, score_vector
 
 SEED = 0
 SIZES = (64, 1024, 16_384, 1_000_000)
@@ -39,34 +36,9 @@ TEMPERATURES = (1e-3, 1e-2, 0.1, 1.0, 10.0)
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "cpu": lambda x, k, temperature: khot.sigmoid_topk(x, k, temperature=temperature),  # the one that users get
-    "eager": lambda x, k, temperature: threshold.topk(
-        x, k, temperature, None, cdfs.SIGMOID_PLACE, 0.0, early_stop=True
-    ),
+    "eager": eager,
 }
 SATURATED = 60  # e^−60·10⁶ < 1e-20: beyond this a probability is 0 or 1, even summed over a row
-
-
-def _empty(n: int) -> Tensor:
-    return torch.empty(n, dtype=torch.float64)
-
-
-DISTRIBUTIONS: dict[str, Callable[[int, Generator], Tensor]] = {
-    "normal": lambda n, rng: _empty(n).normal_(generator=rng),
-    "uniform": lambda n, rng: _empty(n).uniform_(generator=rng),
-    "cauchy": lambda n, rng: _empty(n).cauchy_(generator=rng),
-    "constant": lambda n, rng: _empty(n).fill_(0.7),
-    "ties": lambda n, rng: torch.randint(4, (n,), generator=rng).double(),
-    "bimodal": lambda n, rng: _empty(n).normal_(generator=rng) + 20.0 * torch.randint(2, (n,), generator=rng) - 10.0,
-    "offset": lambda n, rng: _empty(n).normal_(mean=1000.0, generator=rng),
-    "sorted": lambda n, rng: _empty(n).normal_(generator=rng).sort().values,
-    "exponential": lambda n, rng: _empty(n).exponential_(generator=rng),
-    "outlier": lambda n, rng: _empty(n).normal_(generator=rng).index_fill_(0, torch.tensor([n // 3]), 1e4),
-}
-
-
-def scores(name: str, n: int, generator: Generator) -> Tensor:
-    """Scores of a named kind, one of `DISTRIBUTIONS`; (n,) float64."""
-    return DISTRIBUTIONS[name](n, generator)
 
 
 def counts(n: int) -> tuple[float, ...]:
@@ -120,6 +92,20 @@ class Row(NamedTuple):
     failure: str
 
 
+class Passes(TorchDispatchMode):
+    """Counts the evaluations of the eager solver, over rows of n scores and over shorter ones."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.n, self.counts = n, Counter[bool]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note the one operation with an `out` that each evaluation begins with."""
+        if func.name() == "aten::sub.out":
+            self.counts[args[0].shape[-1] == self.n] += 1
+        return func(*args, **(kwargs or {}))
+
+
 @lru_cache(maxsize=1)
 def solved(x: Tensor, k: float, temperature: float) -> tuple[NDArray[np.float64], float]:
     """`reference` of a tensor, kept for the next kernel."""
@@ -129,13 +115,7 @@ def solved(x: Tensor, k: float, temperature: float) -> tuple[NDArray[np.float64]
 def measure(name: str, x: Tensor, k: float, temperature: float, kernel: str) -> Row:
     """Solve one case, (n,) scores, and hold it against the limits."""
     n, dtype = x.numel(), str(x.dtype).removeprefix("torch.")
-    evaluate, passes = threshold._margin_at, Counter[bool]()
-
-    def counted(scores: Tensor, *others: Any) -> Tensor:
-        passes[scores.shape[-1] == n] += 1
-        return evaluate(scores, *others)
-
-    with patch.object(threshold, "_margin_at", counted):
+    with Passes(n) as passes:
         p = KERNELS[kernel](x, torch.tensor(k).double(), torch.tensor(temperature).double()).double()
     not_finite, out_of_range = int((~p.isfinite()).sum()), int(((p < 0) | (p > 1)).sum())
     sum_error = math.inf if not_finite else abs(math.fsum(p.tolist()) - k) / max(k, 1)
@@ -154,14 +134,14 @@ def measure(name: str, x: Tensor, k: float, temperature: float, kernel: str) -> 
     }
     failure = "; ".join(what for what, is_broken in verdicts.items() if is_broken)
     errors = (sum_error, p_error, residual)
-    counted_things = (not_finite, out_of_range, passes[True], passes[False])
+    counted_things = (not_finite, out_of_range, passes.counts[True], passes.counts[False])
     return Row(name, n, dtype, kernel, temperature, k, *errors, *counted_things, failure)
 
 
 def run(sizes: list[int], dtypes: list[str]) -> Iterator[Row]:
     """Every case of the grid, short rows first if `sizes` are."""
-    for n, name in product(sizes, DISTRIBUTIONS):
-        x = scores(name, n, torch.Generator().manual_seed(SEED))
+    for n, name in product(sizes, SCORE_KINDS):
+        x = score_vector(name, n, seed=SEED)
         for dtype in dtypes:
             row = x.to(DTYPES[dtype])
             for temperature, k, kernel in product(TEMPERATURES, counts(n), KERNELS):
@@ -184,7 +164,7 @@ def report(rows: list[Row], total: int) -> str:
             "| scores | " + " | ".join(f"{d}, n = {n}" for d, n in columns) + " |",
             "| --- |" + " ---: |" * len(columns),
         ]
-        for name in DISTRIBUTIONS:
+        for name in SCORE_KINDS:
             cells = ([r for r in rows if (r.kernel, r.scores, r.dtype, r.n) == (kernel, name, *c)] for c in columns)
             lines.append(f"| {name} | " + " | ".join(show(cell) if cell else "–" for cell in cells) + " |")
         return f"## {title}\n\n" + "\n".join(lines)
@@ -212,40 +192,28 @@ def report(rows: list[Row], total: int) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__doc__, "rows of 64 scores in float32")
     parser.add_argument(
         "--sizes", type=int, nargs="+", default=SIZES, metavar="N", help="row lengths > 10 (64 to a million)"
     )
     parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES, help="dtypes (both)")
-    results = Path(__file__).parent / "results"
-    parser.add_argument("--out", type=Path, default=results, metavar="DIR", help="default: benchmarks/results")
     args = parser.parse_args()
     if min(args.sizes) <= 10:
         parser.error(
             f"`--sizes` must be greater than 10, the largest k that does not depend on n; got {min(args.sizes)}"
         )
     torch.set_num_threads(1)  # so that no order of summation depends on the machine's cores
-
-    total = len(args.sizes) * len(args.dtypes) * len(DISTRIBUTIONS) * len(TEMPERATURES) * len(counts(64)) * len(KERNELS)
+    sizes, dtypes = ([64], ["float32"]) if args.quick else (args.sizes, args.dtypes)
+    total = len(sizes) * len(dtypes) * len(SCORE_KINDS) * len(TEMPERATURES) * len(counts(64)) * len(KERNELS)
     rows: list[Row] = []
-    is_interrupted = False
-    try:
-        for row in run(args.sizes, args.dtypes):
-            rows.append(row)
-            progress = f"{len(rows)}/{total}  {row.scores}, n = {row.n}, {row.dtype}"
-            if sys.stderr.isatty() or len(rows) % 200 == 0 or row.failure:
-                start, end = ("\r", "") if sys.stderr.isatty() else ("", "\n")
-                print(f"{start}{progress:<50}", end=f"\n{row}\n" if row.failure else end, file=sys.stderr, flush=True)
-    except KeyboardInterrupt:
-        is_interrupted = True
-    failed = sum(bool(row.failure) for row in rows)
+    is_interrupted = common.collect(run(sizes, dtypes), rows, total)
+    failures, places = [row for row in rows if row.failure], common.places(args)
     if rows:
-        table = io.StringIO()
-        csv.writer(table, lineterminator="\n").writerows([Row._fields, *rows])
-        write(args.out / "grid.csv", table.getvalue())
-        write(args.out / "grid.md", report(rows, total))
-    print(f"\n{len(rows)} of {total} cases measured, {failed} failed; see {args.out}", file=sys.stderr)
-    return 130 if is_interrupted else int(failed > 0)
+        common.write(places.results / "grid.csv", common.to_csv(rows))
+        common.write(places.results / "grid.md", report(rows, total))
+    text = f"{len(rows)} of {total} cases measured, {len(failures)} failed; see {places.results}"
+    common.show(args, rows, "\n".join([*map(str, failures), text]))
+    return 130 if is_interrupted else int(bool(failures))
 
 
 if __name__ == "__main__":

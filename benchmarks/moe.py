@@ -8,24 +8,32 @@ docs/tables/moe.md and docs/img/moe-load.svg; an hour, one thread. Ctrl-C ends e
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from statistics import fmean
 
 import torch
-from figures import svg
 from matplotlib.figure import Figure
-from moe_problems import DENSE, EXPERTS, PROBLEMS, ROUTERS, TUNING, Measures, Problem, Setting, grid, train
 
-from khot.bench import markdown_table, write
-from khot.bench._curves import mean_and_error
+from benchmarks import common
+from benchmarks.common import mean_and_error
+from benchmarks.moe_problems import (
+    DENSE,
+    EXPERTS,
+    PROBLEMS,
+    ROUTERS,
+    TUNING,
+    Measures,
+    Problem,
+    Setting,
+    grid,
+    train,
+)
+from khot.bench import markdown_table
 
-ROOT = Path(__file__).parents[1]
 CASES = (("regression", 1), ("regression", 2), ("digits", 2))
 TITLES = {"regression": "Regression", "digits": "Digits"}
 SHOWN = {
@@ -173,14 +181,9 @@ def figure(rows: Sequence[Row]) -> Figure:
 
 def to_csv(rows: Sequence[Row]) -> str:
     """With a header line; six digits."""
-    text = io.StringIO()
     measures = [field.name for field in fields(Measures)]
     names = [field.name for field in fields(Row) if field.name not in measures]
-    writer = csv.DictWriter(text, [*names, *measures], lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in asdict(row).items()})
-    return text.getvalue()
+    return common.to_csv(rows, [*names, *measures], digits=6)
 
 
 def from_csv(text: str) -> list[Row]:
@@ -191,33 +194,26 @@ def from_csv(text: str) -> list[Row]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two seeds, 100 steps, nothing tuned: under a minute")
+    parser = common.parser(__doc__, "two seeds, 100 steps, nothing tuned: under a minute")
     parser.add_argument("--redraw", action="store_true", help="only the table and the figure, from the CSVs there are")
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="default: benchmarks/results, docs/tables, docs/img; out/ with --quick"
-    )
     args = parser.parse_args()
-    out = Path("out") if args.quick and args.out is None else args.out  # not over the full results
-    results = out or ROOT / "benchmarks" / "results"
+    places = common.places(args)
     torch.set_num_threads(1)  # batches are small
-    code = 0
+    is_interrupted = False
     if not args.redraw:
         rows: list[Row] = []
-        try:
-            rows.extend(run(QUICK if args.quick else FULL, _progress))
-        except KeyboardInterrupt:
-            code = 130
+        is_interrupted = common.collect(run(QUICK if args.quick else FULL, _progress), rows)
         if not rows:
-            return code
-        write(results / "moe.csv", to_csv(last(rows)))
-        write(results / "moe_load.csv", to_csv([row for row in rows if row.k == 2 and row.router in SHOWN]))
-    text = table(from_csv((results / "moe.csv").read_text(encoding="utf-8")))
-    write((out or ROOT / "docs" / "tables") / "moe.md", text)
-    curves = from_csv((results / "moe_load.csv").read_text(encoding="utf-8"))
-    write((out or ROOT / "docs" / "img") / "moe-load.svg", svg(figure(curves)))
-    print(text)
-    return code
+            return 130
+        common.write(places.results / "moe.csv", to_csv(last(rows)))
+        curves = [row for row in rows if row.k == 2 and row.router in SHOWN]
+        common.write(places.results / "moe_load.csv", to_csv(curves))
+    found = from_csv((places.results / "moe.csv").read_text(encoding="utf-8"))
+    curves = from_csv((places.results / "moe_load.csv").read_text(encoding="utf-8"))
+    common.write(places.tables / "moe.md", table(found))
+    common.write(places.images / "moe-load.svg", common.svg(figure(curves)))
+    common.show(args, found, table(found))
+    return 130 if is_interrupted else 0
 
 
 def _progress(text: str) -> None:

@@ -14,8 +14,9 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from khot.nn import MoE, Router
 from khot.nn import routing as r
-from khot.nn.routing import Route
 
+Route = Callable[..., r.Routing]
+"""Scores (tokens, n) and k to a `Routing`."""
 EXPERTS = 8
 BATCH = 256
 TUNING = (1000, 1001, 1002)

@@ -8,19 +8,17 @@ results/moe_speed.csv.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear
 
-from khot.bench import Report, Rival, Settings, environment, markdown_table, measure, records, threads, to_csv, write
+from benchmarks import common
+from khot.bench import Contender, Report, Settings, environment, markdown_table, measure, records, threads, to_csv
 from khot.nn import MoE, Router
 
-ROOT = Path(__file__).parents[1]
 EXPERTS, K, DIM, HIDDEN, TOKENS = 16, 2, 256, 512, 4096
 OURS = "khot.nn.MoE"
 
@@ -96,7 +94,7 @@ def models() -> dict[str, tuple[nn.Module, Callable[[Tensor], Tensor]]]:
     }
 
 
-def contenders() -> dict[str, Rival]:
+def contenders() -> dict[str, Contender]:
     """Each twice: forward, and both with the gradients of parameters and tokens."""
     result = {}
     for name, (module, call) in models().items():
@@ -111,8 +109,8 @@ def contenders() -> dict[str, Rival]:
             torch.autograd.grad(output, [leaf, *module.parameters()], torch.ones_like(output), allow_unused=True)
             return output.detach()
 
-        result[f"{name}, forward"] = Rival(fn=forward, what="", kind="reference")
-        result[f"{name}, both"] = Rival(fn=both, what="", kind="reference")
+        result[f"{name}, forward"] = Contender(fn=forward, what="", kind="reference")
+        result[f"{name}, both"] = Contender(fn=both, what="", kind="reference")
     return result
 
 
@@ -144,19 +142,19 @@ def _cell(time: float | None, ours: float | None) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__doc__, "64 tokens, one thread, 0.1 seconds each")
     parser.add_argument("--budget", type=float, default=20.0, metavar="S", help="seconds for each column's cell (20)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default: benchmarks/results and docs/tables")
     args = parser.parse_args()
+    tokens, budget = (64, 0.1) if args.quick else (TOKENS, args.budget)
     reports = []
-    for count in sorted({1, torch.get_num_threads()}):
-        print(threads(count), file=sys.stderr)
-        settings = Settings(shape=(TOKENS, DIM), k=K, threads=count, backward=False, budget=args.budget)
-        reports.append(measure(contenders(), settings))
-    write((args.out or ROOT / "docs" / "tables") / "moe-speed.md", table(reports))
-    rows = to_csv(record for report in reports for record in records(report))
-    write((args.out or ROOT / "benchmarks" / "results") / "moe_speed.csv", rows)
-    print(table(reports))
+    for count in [1] if args.quick else sorted({1, torch.get_num_threads()}):
+        settings = Settings(shape=(tokens, DIM), k=K, threads=count, backward=False, budget=budget)
+        reports.append(measure(contenders(), settings, common.say))
+    text, places = table(reports), common.places(args)
+    rows = [row for report in reports for row in records(report)]
+    common.write(places.tables / "moe-speed.md", text)
+    common.write(places.results / "moe_speed.csv", to_csv(rows))
+    common.show(args, rows, text)
     return 130 if any(report.interrupted for report in reports) else 0
 
 

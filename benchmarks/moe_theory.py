@@ -12,23 +12,17 @@ Reference: Nguyen et al., "Statistical perspective of top-K sparse softmax gatin
 
 from __future__ import annotations
 
-import argparse
-import csv
-import io
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from figures import svg
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from khot.bench import write
+from benchmarks import common
 
-ROOT = Path(__file__).parents[1]
 ITERATIONS, TOLERANCE = 2000, 1e-6
 SIZES = tuple(int(n) for n in np.geomspace(100, 100_000, 20).round())
 REPETITIONS = 10
@@ -217,34 +211,22 @@ def figure(rows: Sequence[Row]) -> Figure:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="eight sizes up to 10,000, five repetitions: seconds")
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="default: benchmarks/results and docs/img; out/ with --quick"
-    )
-    args = parser.parse_args()
-    out = Path("out") if args.quick and args.out is None else args.out  # not over the full results
+    args = common.parser(__doc__, "seven sizes up to 10,000, five repetitions: seconds").parse_args()
     sizes, repetitions = (SIZES[:14:2], 5) if args.quick else (SIZES, REPETITIONS)
     rows: list[Row] = []
-    code = 0
-    try:
-        for found in run(sizes, repetitions):
-            rows += found
-            if sys.stderr.isatty():
-                print(f"\rK = {found[0].active}, n = {found[0].size:<9}", end="", file=sys.stderr, flush=True)
-    except KeyboardInterrupt:
-        code = 130
+    is_interrupted = common.collect((row for found in run(sizes, repetitions) for row in found), rows)
     if not rows:
-        return code
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([Row._fields, *rows])
-    write((out or ROOT / "benchmarks" / "results") / "moe_theory.csv", text.getvalue())
-    write((out or ROOT / "docs" / "img") / "moe-theory.svg", svg(figure(rows)))
+        return 130
+    places = common.places(args)
+    common.write(places.results / "moe_theory.csv", common.to_csv(rows))
+    common.write(places.images / "moe-theory.svg", common.svg(figure(rows)))
+    said = []
     for k in sorted({row.active for row in rows}):
         of = [row for row in rows if row.active == k]
         loss, border = slope(of)[0], slope(of, "border")[0]
-        print(f"K = {k}: the Voronoi loss falls as n^{loss:.3f}, the border's error as n^{border:.3f}")
-    return code
+        said.append(f"K = {k}: the Voronoi loss falls as n^{loss:.3f}, the border's error as n^{border:.3f}")
+    common.show(args, rows, "\n".join(said))
+    return 130 if is_interrupted else 0
 
 
 if __name__ == "__main__":

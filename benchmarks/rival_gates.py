@@ -19,9 +19,20 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from khot.nn import KHotGate, geometric
-from khot.sklearn import KHotSelector, network
+from khot.sklearn import KHotSelector
 
 OURS = KHotSelector().get_params()
+
+
+def network(n: int, hidden: tuple[int, ...], outputs: int, seed: int) -> nn.Sequential:
+    """Make the multilayer perceptron of `KHotSelector`; its weights depend on the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers: list[nn.Module] = []
+        for size in hidden:
+            layers += [nn.Linear(n, size), nn.ReLU()]
+            n = size
+        return nn.Sequential(*layers, nn.Linear(n, outputs))
 
 
 def gumbel(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:

@@ -7,25 +7,20 @@ early, and writes what there is.
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from sae_report import Row, read, table, write_figures, write_rows
 from torch import Tensor
 
-from khot.bench import write
-from khot.jobs._activations import Activations
-from khot.jobs._sae import RECIPES, Trainer, Training
+from benchmarks import common
+from benchmarks.sae_report import Row, read, table, write_figures, write_rows
 from khot.nn import SparseAutoencoderConfig, SparseAutoencoderMetrics, SparseAutoencoderOutput, SparseCode
+from khot.sae import RECIPES, Activations, Trainer, Training
 
-ROOT = Path(__file__).parents[1]
 DIRECTIONS, D, ACTIVE, NOISE = 256, 64, 4.0, 0.01
 LATENTS, K = 512, 4
 KINDS = ("topk", "batch", "feature")
@@ -34,7 +29,7 @@ COSTS = (0.1, 0.3, 0.6, 1.0, 2.0)
 
 
 @dataclass(frozen=True)
-class Settings:
+class Effort:
     """How much to do."""
 
     seeds: int = 5
@@ -47,7 +42,7 @@ class Settings:
     """k for the picture of loss against L0."""
 
 
-QUICK = Settings(seeds=2, steps=30, batch_size=256, tokens=2**12, tests=2**11, counts=(2, 4))
+QUICK = Effort(seeds=2, steps=30, batch_size=256, tokens=2**12, tests=2**11, counts=(2, 4))
 
 
 class World(NamedTuple):
@@ -58,7 +53,7 @@ class World(NamedTuple):
     test: Tensor
 
 
-def world(seed: int, s: Settings) -> World:
+def world(seed: int, s: Effort) -> World:
     """The truth of a seed."""
     generator = torch.Generator().manual_seed(seed)
     directions = torch.nn.functional.normalize(torch.randn(DIRECTIONS, D, generator=generator))
@@ -85,7 +80,7 @@ def zipf_rates() -> Tensor:
     return (low * inverse).clamp(max=1)
 
 
-def sparse(truth: World, name: str, kind: str, selector: str, seed: int, s: Settings, **config: Any) -> Iterator[Row]:
+def sparse(truth: World, name: str, kind: str, selector: str, seed: int, s: Effort, **config: Any) -> Iterator[Row]:
     """Train one of ours; its result, and its curve."""
     config = {"d_in": D, "latents": LATENTS, "k": K, "kind": kind, **config}
     training = Training(selector=selector, steps=s.steps, batch_size=s.batch_size, lr=s.lr, seed=seed)
@@ -129,7 +124,7 @@ class Relu(torch.nn.Module):
         return SparseAutoencoderOutput(z @ self.W_dec + self.b_dec, code, *[z.new_zeros(())] * 4)
 
 
-def relu(truth: World, seed: int, s: Settings, cost: float) -> Row:
+def relu(truth: World, seed: int, s: Effort, cost: float) -> Row:
     """Train the ReLU + L1 baseline as the others are trained."""
     generator = torch.Generator().manual_seed(10_000 + seed)  # not the truth's: its weights would be the truth
     model = Relu(truth, generator)
@@ -158,7 +153,7 @@ def pca(truth: World, seed: int) -> Row:
     return Row("result", "PCA", seed, K, 0, {"fvu": fvu, "dead": 0.0, "mmcs": float(cosines), "l0": float(K)})
 
 
-def rows(s: Settings) -> Iterator[Row]:
+def rows(s: Effort) -> Iterator[Row]:
     """All of it, the seeds in turn."""
     tuning = world(1000, s)
     tuned = [relu(tuning, 1000, s, cost) for cost in COSTS]
@@ -182,30 +177,23 @@ def rows(s: Settings) -> Iterator[Row]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="little of all, to out/")
+    parser = common.parser(__doc__, "little of everything: a minute")
     parser.add_argument("--redraw", action="store_true", help="only the table and the figures, from the CSV there is")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    out = Path("out") if args.quick else None
-    results = (out or ROOT / "benchmarks" / "results") / "sae.csv"
-    s, start, is_whole = QUICK if args.quick else Settings(), time.perf_counter(), True
+    places, is_interrupted = common.places(args), False
+    results = places.results / "sae.csv"
     if not args.redraw:
-        done = []
-        try:
-            for row in rows(s):
-                done.append(row)
-                if row.what != "curve":
-                    print(f"{time.perf_counter() - start:5.0f} s  {row.name} {row.seed} {row.figures}", file=sys.stderr)
-        except KeyboardInterrupt:
-            is_whole = False
-        write(results, write_rows(done))
-    done = read(results.read_text(encoding="utf-8"))
-    text = table(done)
-    write((out or ROOT / "docs" / "tables") / "sae.md", text)
-    write_figures(done, out or ROOT / "docs" / "img")
-    print(text)
-    return 0 if is_whole else 130
+        done: list[Row] = []
+        is_interrupted = common.collect(rows(QUICK if args.quick else Effort()), done)
+        if not done:
+            return 130
+        common.write(results, write_rows(done))
+    found = read(results.read_text(encoding="utf-8"))
+    common.write(places.tables / "sae.md", table(found))
+    write_figures(found, places.images)
+    common.show(args, found, table(found))
+    return 130 if is_interrupted else 0
 
 
 if __name__ == "__main__":

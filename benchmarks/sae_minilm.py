@@ -9,9 +9,6 @@ writes what there is.
 
 from __future__ import annotations
 
-import argparse
-import csv
-import io
 import sys
 from itertools import product
 from pathlib import Path
@@ -19,13 +16,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from khot.bench import markdown_table, write
-from khot.jobs._activations import Activations, open_activations
-from khot.jobs._sae import HELD_OUT, Trainer, Training
-from khot.jobs._sae_run import measure
+from benchmarks import common
+from khot.bench import markdown_table
 from khot.nn import SparseAutoencoderConfig
+from khot.sae import HELD_OUT, Activations, Trainer, Training, measure, open_activations
 
-ROOT = Path(__file__).parents[1]
 LATENTS, K, STEPS, BATCH, SEEDS, RATE = 1536, 16, 300, 4096, 3, 1e-3
 VARIANTS = (("topk", "hard"), ("topk", "straight-through"))
 
@@ -34,8 +29,7 @@ def activations(path: Path) -> Activations:
     """Of a text, or of a file of activations."""
     if path.suffix in (".npy", ".npz", ".safetensors"):
         return open_activations(path)
-    sys.path.insert(0, str(ROOT / "examples"))
-    from minilm_sae import activations as of_text
+    from examples.minilm_sae import activations as of_text
 
     return Activations(of_text(path.read_text(encoding="utf-8"), 3)[0])
 
@@ -47,7 +41,7 @@ def train(data: Activations, kind: str, selector: str, seed: int, steps: int) ->
     while trainer.step < steps:
         trainer.advance()
     sae = trainer.sae.eval()
-    out, everywhere = measure(sae, data, HELD_OUT - 1, HELD_OUT), measure(sae, data, 0, 1)
+    out, everywhere = measure(sae, data, HELD_OUT - 1, HELD_OUT), measure(sae, data)
     figures = {"fvu": out["fvu"], "fvu_all": everywhere["fvu"], "alive": everywhere["alive"], "l0": out["l0"]}
     return {"kind": kind, "selector": selector, "seed": seed, **{name: round(v, 6) for name, v in figures.items()}}
 
@@ -72,30 +66,21 @@ def table(rows: list[dict[str, object]], tokens: int) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__doc__, "one seed, two steps")
     parser.add_argument("path", type=Path, help="a text, or activations")
-    parser.add_argument("--quick", action="store_true", help="one seed, two steps, to out/")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    data, rows = activations(args.path), []
-    out = Path("out") if args.quick else None
-    code = 0
-    try:
-        for (kind, selector), seed in product(VARIANTS, range(1 if args.quick else SEEDS)):
-            rows.append(train(data, kind, selector, seed, 2 if args.quick else STEPS))
-            print(rows[-1], file=sys.stderr, flush=True)
-    except KeyboardInterrupt:
-        code = 130
+    data, rows = activations(args.path), list[dict[str, object]]()
+    seeds, steps = (1, 2) if args.quick else (SEEDS, STEPS)
+    runs = (train(data, *variant, seed, steps) for variant, seed in product(VARIANTS, range(seeds)))
+    is_interrupted = common.collect(runs, rows)
     if not rows:
-        return code
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write((out or ROOT / "benchmarks" / "results") / "sae_minilm.csv", text.getvalue())
-    write((out or ROOT / "docs" / "tables") / "sae-minilm.md", table(rows, data.tokens))
-    print(table(rows, data.tokens))
-    return code
+        return 130
+    places = common.places(args)
+    common.write(places.results / "sae_minilm.csv", common.to_csv(rows))
+    common.write(places.tables / "sae-minilm.md", table(rows, data.tokens))
+    common.show(args, rows, table(rows, data.tokens))
+    return 130 if is_interrupted else 0
 
 
 if __name__ == "__main__":

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import csv
-import io
 import math
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from figures import svg
 from matplotlib.figure import Figure
 
-from khot.bench import markdown_table, write
-from khot.nn.sae import EDGES
+from benchmarks import common
+from khot.bench import markdown_table
 
 FIGURES = ("fvu", "dead", "mmcs", "l0")
+EDGES = np.arange(-6, 0.01, 0.25)
+"""log10 of the densities between which `SparseAutoencoderMetrics` counts latents."""
 PLAIN = "topk, hard"
 """What the others are compared with: a plain TopK autoencoder."""
 STYLES = {
@@ -42,13 +42,15 @@ class Row(NamedTuple):
 
 def write_rows(rows: list[Row]) -> str:
     """As CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["what", "name", "seed", "k", "step", *FIGURES, "histogram"])
-    for row in rows:
-        numbers = (f"{row.figures[f]:.6g}" if f in row.figures else "" for f in FIGURES)
-        writer.writerow([row.what, row.name, row.seed, row.k, row.step, *numbers, " ".join(map(str, row.histogram))])
-    return text.getvalue()
+    columns = ["what", "name", "seed", "k", "step", *FIGURES, "histogram"]
+    return common.to_csv([record(row) for row in rows], columns)
+
+
+def record(row: Row) -> dict[str, object]:
+    """Return a row as one line of the CSV."""
+    figures = {name: f"{value:.6g}" for name, value in row.figures.items()}
+    fixed = {"what": row.what, "name": row.name, "seed": row.seed, "k": row.k, "step": row.step}
+    return {**fixed, **figures, "histogram": " ".join(map(str, row.histogram))}
 
 
 def read(text: str) -> list[Row]:
@@ -103,7 +105,7 @@ def _verdict(rows: list[Row], name: str, figure: str, sign: int) -> str:
 def write_figures(rows: list[Row], folder: Path) -> None:
     """The three pictures."""
     for name, draw in (("density", density), ("l0", loss_against_l0), ("dead", dead)):
-        write(folder / f"sae-{name}.svg", svg(draw(rows)))
+        common.write(folder / f"sae-{name}.svg", common.svg(draw(rows)))
 
 
 def density(rows: list[Row]) -> Figure:

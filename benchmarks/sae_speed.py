@@ -5,21 +5,18 @@
 
 from __future__ import annotations
 
-import argparse
-import csv
-import io
 import statistics
+import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from khot.bench import markdown_table, write
+from benchmarks import common
+from khot.bench import markdown_table
 from khot.nn import SparseAutoencoder, SparseAutoencoderConfig, selectors
 
-ROOT = Path(__file__).parents[1]
 TOKENS, D, LATENTS, K = 512, 384, 16384, 32
 CASES = ("forward", "forward + backward", "training step", "decoding")
 MODELS = ("dense TopK", "khot, hard", "khot, straight-through", "khot, soft", "khot, sampled")
@@ -134,22 +131,17 @@ def table(rows: list[dict[str, object]]) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small sizes, to out/")
-    args = parser.parse_args()
+def main() -> int:
+    args = common.parser(__doc__, "small sizes").parse_args()
     sizes, rounds = ((64, 32, 256, 4), 3) if args.quick else ((TOKENS, D, LATENTS, K), 15)
-    most = torch.get_num_threads()
-    rows = [row for threads in dict.fromkeys((1, most)) for row in measure(sizes, threads, rounds)]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    out = Path("out") if args.quick else None
-    write((out or ROOT / "benchmarks" / "results") / "sae_speed.csv", text.getvalue())
-    write((out or ROOT / "docs" / "tables") / "sae-speed.md", table(rows))
-    print(table(rows))
+    counts = dict.fromkeys((1, torch.get_num_threads()))
+    rows = [row for threads in counts for row in measure(sizes, threads, rounds)]
+    places = common.places(args)
+    common.write(places.results / "sae_speed.csv", common.to_csv(rows))
+    common.write(places.tables / "sae-speed.md", table(rows))
+    common.show(args, rows, table(rows))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

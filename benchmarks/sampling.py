@@ -7,21 +7,20 @@ time; multinomial gets the same numbers as weights. Writes docs/tables/sampling-
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 import khot
-from khot.bench import Report, Rival, Settings, environment, markdown_table, measure, records, threads, to_csv, write
+from benchmarks import common
+from khot.bench import Contender, Report, Settings, environment, markdown_table, measure, records, threads, to_csv
 from khot.designs import Brewer, ConditionalPoisson, Pareto, Pivotal, Sampford, Systematic
 
-ROOT = Path(__file__).parents[1]
 CASES = (((1, 1_000_000), 32), ((1, 1_000_000), 100_000), ((64, 1024), 32))
 LARGE = (5000, 2000)
+QUICK, QUICK_LARGE = (((1, 1000), 32), ((4, 64), 8)), (50, 20)
 BASE = "torch.multinomial"
 
 
@@ -45,7 +44,7 @@ def marginals_by_programme(theta: Tensor, k: int) -> Tensor:
     return torch.stack(result[::-1])
 
 
-def samplers(shape: tuple[int, ...], k: int) -> dict[str, Rival]:
+def samplers(shape: tuple[int, ...], k: int) -> dict[str, Contender]:
     """The contenders; the scores that the harness gives them are not used, but these probabilities."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     p = khot.sigmoid_topk(x, k)
@@ -63,9 +62,8 @@ def samplers(shape: tuple[int, ...], k: int) -> dict[str, Rival]:
     return {name: _contender(make) for name, make in makes.items()}
 
 
-def marginals() -> dict[str, Rival]:
-    """Conditional Poisson at n = 5000, k = 2000."""
-    n, k = LARGE
+def marginals(n: int, k: int) -> dict[str, Contender]:
+    """Compute the marginals of conditional Poisson in three ways."""
     theta = torch.randn(n, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     p = khot.sigmoid_topk(theta, k)
     return {
@@ -75,8 +73,8 @@ def marginals() -> dict[str, Rival]:
     }
 
 
-def _contender(make: Callable[[], Tensor]) -> Rival:
-    return Rival(fn=lambda x, k: make(), what="", kind="reference")
+def _contender(make: Callable[[], Tensor]) -> Contender:
+    return Contender(fn=lambda x, k: make(), what="", kind="reference")
 
 
 def table(reports: list[Report], large: list[Report]) -> str:
@@ -102,7 +100,7 @@ def table(reports: list[Report], large: list[Report]) -> str:
     for report in large:
         t = times(report)
         said.append(f"{t['programme'] / t['marginals']:.0f} times faster with {threads(report.settings.threads)}")
-    n, k = LARGE
+    n, k = large[0].settings.n, large[0].settings.k
     return (
         "<!-- Written by benchmarks/sampling.py; do not edit. -->\n\n"
         + markdown_table(heading, lines)
@@ -121,27 +119,22 @@ def _share(report: Report) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__doc__, "small shapes, one thread, 0.01 seconds each")
     parser.add_argument("--budget", type=float, default=4.0, metavar="S", help="seconds per design and shape (4)")
-    page = ROOT / "docs" / "tables" / "sampling-speed.md"
-    parser.add_argument("--out", type=Path, default=page, metavar="FILE", help="default: docs/tables/sampling-speed.md")
     args = parser.parse_args()
+    cases, (n, k), budget = (QUICK, QUICK_LARGE, 0.01) if args.quick else (CASES, LARGE, args.budget)
     reports, large = [], []
-    counts = sorted({1, torch.get_num_threads()})
-    for count in counts:
-        for shape, k in CASES:
-            print(f"{shape}, k = {k}, {count} threads", file=sys.stderr)
-            settings = Settings(shape=shape, k=k, threads=count, backward=False, budget=args.budget)
-            reports.append(measure(samplers(shape, k), settings))
-        settings = Settings(shape=(LARGE[0],), k=LARGE[1], threads=count, backward=False, budget=args.budget)
-        large.append(measure(marginals(), settings))
-    write(args.out, table(reports, large))
-    write(
-        ROOT / "benchmarks" / "results" / "sampling.csv",
-        to_csv(record for report in (*reports, *large) for record in records(report)),
-    )
-    print(args.out.read_text())
-    return 0
+    for count in [1] if args.quick else sorted({1, torch.get_num_threads()}):
+        how = {"threads": count, "backward": False, "budget": budget}
+        for shape, chosen in cases:
+            reports.append(measure(samplers(shape, chosen), Settings(shape=shape, k=chosen, **how), common.say))
+        large.append(measure(marginals(n, k), Settings(shape=(n,), k=k, **how), common.say))
+    text, places = table(reports, large), common.places(args)
+    rows = [row for report in (*reports, *large) for row in records(report)]
+    common.write(places.tables / "sampling-speed.md", text)
+    common.write(places.results / "sampling.csv", to_csv(rows))
+    common.show(args, rows, text)
+    return 130 if any(report.interrupted for report in (*reports, *large)) else 0
 
 
 if __name__ == "__main__":

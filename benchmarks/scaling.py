@@ -6,17 +6,16 @@ length before says that the next would not fit, or when it gives its own reason.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
 
-from figures import svg
 from matplotlib.figure import Figure
 
-from khot.bench import BASELINE, CONTENDERS, Report, Rival, Settings, measure, records, to_csv, write
+from benchmarks import common
+from benchmarks.rivals import ALL
+from khot.bench import BASELINE, Contender, Report, Settings, measure, records, to_csv
 
-ROOT = Path(__file__).parent.parent
 SAFE_SHARE = 0.7  # of the memory that is available
 BYTES = 4  # of a float32 score
 # Okabe and Ito's palette, which colour-blind readers can tell apart; markers repeat what the colours say.
@@ -56,39 +55,35 @@ def leavers(report: Report, next_n: int, limit: float) -> dict[str, str]:
 
 def run(sizes: list[int], limit: float, budget: float) -> tuple[list[Report], dict[str, str], bool]:
     """The reports by length, why contenders left, and whether Ctrl-C cut it short."""
-    running: dict[str, Rival] = {name: rival for name, rival in CONTENDERS.items() if name != "hard_topk"}
+    running: dict[str, Contender] = {name: contender for name, contender in ALL.items() if name != "hard_topk"}
     reports, left = [], {}
 
-    def say(label: str, done: int, total: int) -> None:
-        if sys.stderr.isatty():
-            print(f"\rn = {n}: {label:<40}{done:>5}/{total}", end="", file=sys.stderr, flush=True)
-
     for n, following in zip(sizes, [*sizes[1:], sizes[-1]], strict=True):
-        report = measure(running, Settings(shape=(1, n), k=n // 10, backward=False, budget=budget), say)
+        report = measure(running, Settings(shape=(1, n), k=n // 10, backward=False, budget=budget), common.say)
         reports.append(report)
         if report.interrupted:
             return reports, left, True
         reasons = leavers(report, following, limit)
         left |= reasons
-        running = {name: rival for name, rival in running.items() if name not in reasons}
+        running = {name: contender for name, contender in running.items() if name not in reasons}
         if not running:
             break
     return reports, left, False
 
 
-def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Milliseconds against n, both logarithmic; khot thick, yardsticks dashed. The same rows give the same bytes."""
+def plot(rows: list[dict[str, Any]]) -> Figure:
+    """Draw milliseconds against n, both logarithmic; khot thick, yardsticks dashed."""
     figure = Figure(figsize=(8, 5.5), layout="constrained")
     axes = figure.subplots()
-    for index, name in enumerate(name for name in CONTENDERS if any(row["name"] == name for row in rows)):
+    for index, name in enumerate(name for name in ALL if any(row["name"] == name for row in rows)):
         points = [(int(row["shape"].split("x")[1]), row["forward_ms"]) for row in rows if row["name"] == name]
         points = [(n, float(ms)) for n, ms in points if ms not in ("", None)]
         if not points:
             continue
-        is_ours, is_yardstick = name == BASELINE, CONTENDERS[name].kind == "reference"
+        is_ours, is_yardstick = name == BASELINE, ALL[name].kind == "reference"
         axes.plot(
             *zip(*points, strict=True),
-            label=f"khot {name}" if CONTENDERS[name].kind == "khot" else name,
+            label=f"khot {name}" if ALL[name].kind == "khot" else name,
             color=OURS if is_ours else COLOURS[index % len(COLOURS)],
             marker="" if is_ours else MARKERS[index % len(MARKERS)],
             markersize=4,
@@ -100,28 +95,25 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     axes.set_title("Soft top-k of n scores, k = n/10, float32")
     axes.grid(True, which="major", color="0.9")
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small")
-    write(path, svg(figure))
+    return figure
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__doc__, "rows up to 3000, 0.01 seconds each")
     parser.add_argument("--least", type=int, default=10**3, metavar="N", help="shortest row (1000)")
     parser.add_argument("--most", type=int, default=10**8, metavar="N", help="longest row (10⁸)")
     parser.add_argument("--limit", type=float, default=10.0, metavar="S", help="longest call, in seconds (10)")
     parser.add_argument("--budget", type=float, default=1.0, metavar="S", help="seconds per contender and n (1)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default: benchmarks/results, the plot to docs/img")
     args = parser.parse_args()
-    sizes = lengths(args.least, args.most)
+    sizes, budget = ([1000, 3000], 0.01) if args.quick else (lengths(args.least, args.most), args.budget)
     if not sizes:
         parser.error(f"--least and --most must enclose 1 or 3 times a power of ten; got {args.least} and {args.most}")
-
-    reports, left, is_interrupted = run(sizes, args.limit, args.budget)
-    rows = [row for report in reports for row in records(report)]
-    table = (args.out or ROOT / "benchmarks" / "results") / "scaling.csv"
-    write(table, to_csv(rows))
-    plot(rows, (args.out or ROOT / "docs" / "img") / "scaling.svg")
-    print(f"\nto n = {reports[-1].settings.n}; {table}", file=sys.stderr)
-    print(*(f"{name} left: {reason}" for name, reason in left.items()), sep="\n", file=sys.stderr)
+    reports, left, is_interrupted = run(sizes, args.limit, budget)
+    rows, places = [row for report in reports for row in records(report)], common.places(args)
+    common.write(places.results / "scaling.csv", to_csv(rows))
+    common.write(places.images / "scaling.svg", common.svg(plot(rows)))
+    text = [f"to n = {reports[-1].settings.n}", *(f"{name} left: {reason}" for name, reason in left.items())]
+    common.show(args, rows, "\n".join(text))
     return 130 if is_interrupted else 0
 
 

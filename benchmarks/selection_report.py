@@ -10,8 +10,9 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.common import mean_and_error
+from benchmarks.common import to_csv as rows_to_csv
 from khot.bench import markdown_table
-from khot.bench._curves import mean_and_error
 
 NOTE = "<!-- Written by benchmarks/feature_selection.py; do not edit. -->"
 STYLE = {  # Okabe and Ito's colours
@@ -52,11 +53,7 @@ class Row(NamedTuple):
 
 def to_csv(rows: Sequence[Row]) -> str:
     """With a header line; six digits."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Row._fields)
-    writer.writerows([*row[:-1], f"{row.value:.6g}"] for row in rows)
-    return text.getvalue()
+    return rows_to_csv(rows, digits=6)
 
 
 def from_csv(text: str) -> list[Row]:

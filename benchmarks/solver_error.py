@@ -6,19 +6,18 @@ the solver is stopped after m steps, and when the threshold is displaced by δ·
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
-from pathlib import Path
+from collections.abc import Sequence
+from itertools import count
 from typing import NamedTuple
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 import khot
-from khot._math import cdfs, implicit, threshold
-from khot.bench import write
+from benchmarks import common
+from khot.bench import eager
 
 N, K, SEED = 1000, 50, 0
 CASES = (("normal", 1.0), ("normal", 0.1), ("normal", 0.01), ("Cauchy", 1.0))
@@ -67,6 +66,23 @@ class Errors(NamedTuple):
     """‖∇ − ∇*‖/‖∇*‖ for the gradient of ⟨g, σ_k(x)⟩."""
 
 
+class Row(NamedTuple):
+    """A row of a table: what was done to the root, how much of it, and the errors."""
+
+    part: str
+    scores: str
+    temperature: float
+    amount: float
+    errors: Errors
+
+    def cells(self) -> list[str]:
+        """Return the row as text."""
+        is_moved = self.part == "moved"
+        amount = f"{self.amount:.0e}" if is_moved else f"{self.amount:.0f}"
+        factor = [f"{self.errors.gradient / self.amount:.2f}"] if is_moved else []
+        return [f"{self.scores}, T = {self.temperature:g}", amount, *map(show, self.errors), *factor]
+
+
 def converged(x: Tensor, g: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """σ_k(x) and the gradient of ⟨g, σ_k(x)⟩, both (n,), as the library gives them."""
     x = x.clone().requires_grad_()
@@ -77,8 +93,8 @@ def converged(x: Tensor, g: Tensor, temperature: float) -> tuple[Tensor, Tensor]
 
 def with_gradient(p: Tensor, g: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """p, and the gradient that the formula of the backward pass makes of it."""
-    dx, _ = implicit.topk_pull(g, p, torch.tensor(temperature, dtype=torch.float64), cdfs.SIGMOID_PLACE, 0.0)
-    return p, dx
+    v = p * (1 - p) / temperature
+    return p, v * (g - (v * g).sum() / v.sum())
 
 
 def compare(inexact: tuple[Tensor, Tensor], exact: tuple[Tensor, Tensor]) -> Errors:
@@ -93,74 +109,70 @@ def compare(inexact: tuple[Tensor, Tensor], exact: tuple[Tensor, Tensor]) -> Err
     return errors
 
 
-def stopped(name: str, x: Tensor, g: Tensor, temperature: float) -> list[str]:
-    """Table rows for 0 to 5 steps, and for the first number of steps after which only rounding is left."""
+def stopped(name: str, x: Tensor, g: Tensor, temperature: float) -> list[Row]:
+    """Rows for 0 to 5 steps, and for the first number of steps after which only rounding is left."""
     exact, rows = converged(x, g, temperature), []
-    k, t = (torch.tensor(value, dtype=torch.float64) for value in (K, temperature))
-    for steps in range(threshold.MAX_STEPS):
-        # The eager solver, whichever kernel the library prefers, and its margins: no row is called unsolved on the way.
-        with patch.object(threshold, "MAX_STEPS", steps), patch.object(threshold, "UNSOLVED_IS_NAN", False):
-            p = threshold.margin(x, k, t, None, None, cdfs.SIGMOID_PLACE, 0.0, early_stop=True).sigmoid()
+    for steps in count():
+        p = eager(x, K, temperature, steps=steps)  # whichever kernel the library prefers
         errors = compare(with_gradient(p, g, temperature), exact)
         is_exact = max(errors) < ROUNDING
         if steps <= MOST_STEPS or is_exact:
-            rows.append(line(name, temperature, f"{steps}", *map(show, errors)))
+            rows.append(Row("stopped", name, temperature, steps, errors))
         if steps >= MOST_STEPS and is_exact:
             break
     return rows
 
 
-def moved(name: str, x: Tensor, g: Tensor, temperature: float) -> tuple[list[str], float]:
-    """Table rows for each displacement (the opposite ones are checked, but look the same), and the greatest C."""
-    exact = converged(x, g, temperature)
+def moved(name: str, x: Tensor, g: Tensor, temperature: float) -> list[Row]:
+    """Rows for each displacement; the opposite ones are checked, but look the same."""
+    exact, rows = converged(x, g, temperature), []
     z = (x - khot.threshold(x, K, temperature=temperature)) / temperature
-    rows, factors = [], []
     for delta in DISPLACEMENTS:
         compare(with_gradient(torch.sigmoid(z + delta), g, temperature), exact)
         errors = compare(with_gradient(torch.sigmoid(z - delta), g, temperature), exact)
-        factors.append(errors.gradient / delta)
-        rows.append(line(name, temperature, f"{delta:.0e}", *map(show, errors), f"{factors[-1]:.2f}"))
-    return rows, max(factors)
-
-
-def line(name: str, temperature: float, *cells: str) -> str:
-    return f"| {name}, T = {temperature:g} | " + " | ".join(cells) + " |"
+        rows.append(Row("moved", name, temperature, delta, errors))
+    return rows
 
 
 def show(value: float) -> str:
     return f"< {ROUNDING:.0e}" if value < ROUNDING else f"{value:.1e}"
 
 
-def report() -> str:
-    """Measure both parts; the page as Markdown."""
+def measure(cases: Sequence[tuple[str, float]] = CASES) -> list[Row]:
+    """Measure both parts."""
     generator = torch.Generator().manual_seed(SEED)
     scores = {
         "normal": torch.randn(N, dtype=torch.float64, generator=generator),
         "Cauchy": torch.empty(N, dtype=torch.float64).cauchy_(generator=generator),
     }
     g = torch.randn(N, dtype=torch.float64, generator=generator)
-    rows_stopped: list[str] = []
-    rows_moved: list[str] = []
-    factor = 0.0
-    for i, (name, temperature) in enumerate(CASES, 1):
-        print(f"{i}/{len(CASES)}  {name}, T = {temperature:g}", file=sys.stderr)
-        rows_stopped += stopped(name, scores[name], g, temperature)
-        rows, c = moved(name, scores[name], g, temperature)
-        rows_moved += rows
-        factor = max(factor, c)
-    tables = {"rows_stopped": "\n".join(rows_stopped), "rows_moved": "\n".join(rows_moved)}
-    return TEMPLATE.format(n=N, k=K, most=MOST_STEPS, factor=factor, **tables)
+    rows: list[Row] = []
+    for done, (name, temperature) in enumerate(cases, 1):
+        for part in (stopped, moved):
+            rows += part(name, scores[name], g, temperature)
+        common.say(f"{name}, T = {temperature:g}", done, len(cases))
+    return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    page = Path(__file__).parents[1] / "docs" / "tables" / "solver-error.md"
-    parser.add_argument("--out", type=Path, default=page, metavar="FILE", help="default: docs/tables/solver-error.md")
-    out = parser.parse_args().out
+def report(rows: Sequence[Row]) -> str:
+    """Make the page."""
+    lines = {
+        f"rows_{part}": "\n".join("| " + " | ".join(row.cells()) + " |" for row in rows if row.part == part)
+        for part in ("stopped", "moved")
+    }
+    factor = max(row.errors.gradient / row.amount for row in rows if row.part == "moved")
+    return TEMPLATE.format(n=N, k=K, most=MOST_STEPS, factor=factor, **lines)
+
+
+def main() -> int:
+    args = common.parser(__doc__, "one kind of scores").parse_args()
     torch.set_num_threads(1)  # so that no order of summation depends on the machine's cores
-    write(out, report())
-    print(f"wrote {out}", file=sys.stderr)
+    rows = measure(CASES[:1] if args.quick else CASES)
+    text = report(rows)
+    common.write(common.places(args).tables / "solver-error.md", text)
+    common.show(args, ({**row._asdict(), "errors": row.errors._asdict()} for row in rows), text)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

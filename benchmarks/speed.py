@@ -2,13 +2,12 @@
 
 Every shape is one interleaved measurement, with one thread (process CPU time) and with all (wall time); ratios compare
 contenders of one measurement only. Outputs of 32 MB and more pay page faults at each call unless malloc's thresholds
-are raised (see `khot.bench._measure`); the page says which it was. Ctrl-C ends early, writes what was measured and
+are raised (see `khot.bench.measure`); the page says which it was. Ctrl-C ends early, writes what was measured and
 exits with 130. The tables of the docs and the README change only with a complete run.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import os
 import re
@@ -19,9 +18,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks import common
+from benchmarks.common import COMMITTED, ROOT
+from benchmarks.rivals import ALL
 from khot.bench import (
     BASELINE,
-    CONTENDERS,
     Report,
     Settings,
     environment,
@@ -31,11 +32,8 @@ from khot.bench import (
     threads,
     to_csv,
     to_markdown,
-    write,
 )
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
 NOTE = "<!-- Written by benchmarks/speed.py; do not edit. -->"
 Record = dict[str, Any]
 
@@ -155,7 +153,7 @@ def page(reports: list[Report], load: float) -> str:
     parts = [
         "# Speed",
         "Written by `benchmarks/speed.py`. float32, standard normal scores, temperature 1, medians. Rows of one table "
-        "column were measured in turns. The published methods are khot's re-implementations, in `khot.bench.rivals`; "
+        "column were measured in turns. The published methods are our re-implementations (`benchmarks/rivals`); "
         "`torch.*` are yardsticks, not soft k-hots. Memory is the peak of a forward call in units of the input. "
         f"malloc: {environment()['malloc']}.",
     ]
@@ -181,7 +179,7 @@ def run(
             where = f"{case}, {threads(count)}"
             settings = Settings(shape=(case.rows, case.n), k=case.k, threads=count, budget=budget)
             report = measure(
-                CONTENDERS,
+                ALL,
                 settings,
                 lambda label, done, total, at=where: say(f"{at}: {label}", done, total),
             )
@@ -191,6 +189,12 @@ def run(
     return reports, False
 
 
+def write_all(reports: list[Report], load: float, folder: Path) -> None:
+    """Write `speed.csv` and `speed.md`."""
+    common.write(folder / "speed.csv", to_csv(row for report in reports for row in records(report)))
+    common.write(folder / "speed.md", page(reports, load))
+
+
 def read(path: Path) -> list[Record]:
     """The records of a `speed.csv`, as text."""
     with path.open(encoding="utf-8") as file:
@@ -198,35 +202,32 @@ def read(path: Path) -> list[Record]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__doc__, "the small shapes, one thread, 0.01 seconds each")
     every = torch.get_num_threads()
     parser.add_argument("--budget", type=float, default=1.0, metavar="S", help="seconds per contender and shape (1)")
     parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, every}), help=f"default: 1 and {every}")
     parser.add_argument("--cases", type=int, nargs="+", metavar="I", help=f"which of the {len(CASES)} shapes, from 0")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="default: benchmarks/results")
     args = parser.parse_args()
     if min(args.threads) < 1 or args.budget <= 0:
         parser.error(f"--threads must be ≥ 1 and --budget > 0; got {args.threads} and {args.budget:g}")
     if args.cases and not all(0 <= i < len(CASES) for i in args.cases):
         parser.error(f"--cases must satisfy 0 ≤ I < {len(CASES)}; got {args.cases}")
     cases = [CASES[i] for i in args.cases] if args.cases else list(CASES)
-
-    def say(label: str, done: int, total: int) -> None:
-        if sys.stderr.isatty():
-            print(f"\r{label:<72}{done:>5}/{total}", end="", file=sys.stderr, flush=True)
-
+    counts, budget = args.threads, args.budget
+    if args.quick:
+        cases, counts, budget = [case for case in cases if case.rows * case.n <= 4096], [1], 0.01
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    reports, is_interrupted = run(cases, args.threads, args.budget, say)
-    write(args.out / "speed.csv", to_csv(row for report in reports for row in records(report)))
-    write(args.out / "speed.md", page(reports, load))
-    if args.out == RESULTS and not args.cases and not is_interrupted and 1 in args.threads:
-        rows = read(RESULTS / "speed.csv")
-        write(ROOT / "docs" / "tables" / "speed.md", ratios(rows))
-        write(ROOT / "README.md", with_table((ROOT / "README.md").read_text(encoding="utf-8"), rows))
-    broken = [f"{r.name}: {'; '.join(r.flags)}" for report in reports for r in report.results if r.flags]
-    ours = any(text.startswith(f"{BASELINE}:") for text in broken)
-    print(f"\n{len(reports)} measurements; see {args.out}", *dict.fromkeys(broken), sep="\n", file=sys.stderr)
-    return 130 if is_interrupted else int(ours)
+    reports, is_interrupted = run(cases, counts, budget, common.say)
+    places = common.places(args)
+    write_all(reports, load, places.results)
+    if places == COMMITTED and not args.cases and not is_interrupted and 1 in args.threads:
+        rows = read(COMMITTED.results / "speed.csv")
+        common.write(COMMITTED.tables / "speed.md", ratios(rows))
+        common.write(ROOT / "README.md", with_table((ROOT / "README.md").read_text(encoding="utf-8"), rows))
+    broken = dict.fromkeys(f"{r.name}: {'; '.join(r.flags)}" for report in reports for r in report.results if r.flags)
+    text = "\n".join([f"{len(reports)} measurements; see {places.results}", *broken])
+    common.show(args, (row for report in reports for row in records(report)), text)
+    return 130 if is_interrupted else int(any(text.startswith(f"{BASELINE}:") for text in broken))
 
 
 if __name__ == "__main__":

@@ -9,26 +9,21 @@ Writes `successive_halving.csv`, the tables and the figures of the docs. Ctrl-C 
 
 from __future__ import annotations
 
-import argparse
-import csv
-import io
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from figures import svg
 from matplotlib.figure import Figure
 from torch import Tensor
 
 import khot
-from khot.bench import markdown_table, write
+from benchmarks import common
+from khot.bench import markdown_table
 from khot.metrics import chamfer_cosine
 
-ROOT = Path(__file__).parents[1]
 DEPTH = 32
 NS, KS = (16, 64, 256, 1024, 4096, 16384), (2, 8, 32, 128, 512, 2048)
 ALPHAS = (1.0, 1e2, 1e4, 1e6, 1e8)
@@ -255,47 +250,29 @@ def draw(rows: list[Row], value: str, ylabel: str, log: bool) -> str:
         axes.set_ylabel(ylabel)
     handles, labels = grid[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-    return svg(figure)
+    return common.svg(figure)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__doc__, "n ≤ 1024 and k ≤ 32, coarser: some 20 seconds")
     parser.add_argument("--error", type=float, default=0.002, help="standard error to reach (0.002)")
     parser.add_argument("--seconds", type=float, default=4.0, help="longest time for a setting of a cell (4)")
-    parser.add_argument("--quick", action="store_true", help="n ≤ 1024 and k ≤ 32, coarser: some 20 seconds")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="default: benchmarks/results, docs/tables and docs/img; out/ with --quick",
-    )
     args = parser.parse_args()
     ns, ks = (NS[:4], KS[:3]) if args.quick else (NS, KS)
     error, seconds = (0.01, 0.3) if args.quick else (args.error, args.seconds)
     if not (error > 0 and seconds > 0):
         parser.error(f"--error and --seconds must be > 0; got {error:g} and {seconds:g}")
-    if args.quick and args.out is None:
-        args.out = Path("out")  # not over the full results
     total = sum(len(methods(n)) for n in ns for k in ks if k < n)
     rows: list[Row] = []
-    is_interrupted = False
-    try:
-        for row in run(ns, ks, error, seconds):
-            rows.append(row)
-            if sys.stderr.isatty():
-                what = f"{len(rows)}/{total}  n = {row.n}, k = {row.k}, {row.method} {row.parameter:g}: {row.nccs:.3f}"
-                print(f"\r{what:<79}", end="", file=sys.stderr, flush=True)
-    except KeyboardInterrupt:
-        is_interrupted = True
-    if rows:
-        table = io.StringIO()
-        csv.writer(table, lineterminator="\n").writerows([Row._fields, *rows])
-        write((args.out or ROOT / "benchmarks" / "results") / "successive_halving.csv", table.getvalue())
-        write((args.out or ROOT / "docs" / "tables") / "successive-halving.md", tables(rows))
-        figures = args.out or ROOT / "docs" / "img"
-        write(figures / "halving-quality.svg", draw(rows, "nccs", "normalised Chamfer cosine", log=False))
-        write(figures / "halving-time.svg", draw(rows, "ms_per_item", "ms per item", log=True))
-    print(f"\n{len(rows)} of {total} cells measured", file=sys.stderr)
+    is_interrupted = common.collect(run(ns, ks, error, seconds), rows, total)
+    if not rows:
+        return 130
+    places = common.places(args)
+    common.write(places.results / "successive_halving.csv", common.to_csv(rows))
+    common.write(places.tables / "successive-halving.md", tables(rows))
+    common.write(places.images / "halving-quality.svg", draw(rows, "nccs", "normalised Chamfer cosine", log=False))
+    common.write(places.images / "halving-time.svg", draw(rows, "ms_per_item", "ms per item", log=True))
+    common.show(args, rows, tables(rows))
     return 130 if is_interrupted else 0
 
 

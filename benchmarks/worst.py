@@ -6,24 +6,30 @@ is the ratio of the two medians. Writes `worst.csv` and the table of the docs.
 
 from __future__ import annotations
 
-import argparse
-import csv
-import io
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from itertools import product
-from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from grid import DISTRIBUTIONS, SEED, TEMPERATURES, counts, scores
 from torch import Tensor
 
 import khot
-from khot.bench import environment, markdown_table, write
+from benchmarks import common
+from benchmarks.grid import SEED, TEMPERATURES, counts
+from khot.bench import environment, markdown_table
+from khot.testing import SCORE_KINDS, score_vector
 
-ROOT = Path(__file__).parents[1]
+
+class Row(NamedTuple):
+    """One case; the fields are the columns of the CSV."""
+
+    scores: str
+    temperature: float
+    k: float
+    times_sigmoid: float
 
 
 def cpu_time(call: Callable[[], Tensor]) -> float:
@@ -33,11 +39,11 @@ def cpu_time(call: Callable[[], Tensor]) -> float:
     return time.process_time() - start
 
 
-def measure(n: int, rounds: int) -> list[tuple[str, float, float, float]]:
-    """(kind of scores, T, k, ratio) of every case."""
+def measure(n: int, rounds: int) -> list[Row]:
+    """Time every case."""
     rows = []
-    for done, name in enumerate(DISTRIBUTIONS):
-        x = scores(name, n, torch.Generator().manual_seed(SEED)).float()
+    for done, name in enumerate(SCORE_KINDS, 1):
+        x = score_vector(name, n, seed=SEED).float()
         cases = list(product(TEMPERATURES, counts(n)))
         ours: list[list[float]] = [[] for _ in cases]
         sigmoid: list[float] = []
@@ -46,16 +52,15 @@ def measure(n: int, rounds: int) -> list[tuple[str, float, float, float]]:
                 sigmoid.append(cpu_time(lambda x=x: torch.sigmoid(x)))
                 ours[index].append(cpu_time(lambda x=x, k=k, t=temperature: khot.sigmoid_topk(x, k, temperature=t)))
         base = statistics.median(sigmoid)
-        rows += [(name, *case, statistics.median(times) / base) for case, times in zip(cases, ours, strict=True)]
-        if sys.stderr.isatty():
-            print(f"\r{done + 1}/{len(DISTRIBUTIONS)} kinds of scores", end="", file=sys.stderr, flush=True)
+        rows += [Row(name, *case, statistics.median(times) / base) for case, times in zip(cases, ours, strict=True)]
+        common.say(name, done, len(SCORE_KINDS))
     return rows
 
 
-def report(rows: list[tuple[str, float, float, float]], n: int) -> str:
+def report(rows: list[Row], n: int) -> str:
     """The worst of each kind of scores, and where."""
     lines = []
-    for name in DISTRIBUTIONS:
+    for name in SCORE_KINDS:
         mine = sorted((row for row in rows if row[0] == name), key=lambda row: row[3])
         _, temperature, k, worst = mine[-1]
         lines.append([name, f"{mine[len(mine) // 2][3]:.2f}", f"{worst:.1f}", f"T = {temperature:g}, k = {k:g}"])
@@ -68,18 +73,16 @@ def report(rows: list[tuple[str, float, float, float]], n: int) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__doc__, "rows of 1000 scores, once through the grid")
     parser.add_argument("--n", type=int, default=10**6, help="scores in a row (10⁶)")
     parser.add_argument("--rounds", type=int, default=7, help="times through the grid (7)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default: benchmarks/results and docs/tables")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    rows = measure(args.n, args.rounds)
-    table = io.StringIO()
-    csv.writer(table, lineterminator="\n").writerows([("scores", "temperature", "k", "times_sigmoid"), *rows])
-    write((args.out or ROOT / "benchmarks" / "results") / "worst.csv", table.getvalue())
-    write((args.out or ROOT / "docs" / "tables") / "worst.md", report(rows, args.n))
-    print(f"\nworst: {max(row[3] for row in rows):.1f} × torch.sigmoid", file=sys.stderr)
+    n, rounds = (1000, 1) if args.quick else (args.n, args.rounds)
+    rows, places = measure(n, rounds), common.places(args)
+    common.write(places.results / "worst.csv", common.to_csv(rows))
+    common.write(places.tables / "worst.md", report(rows, n))
+    common.show(args, rows, f"worst: {max(row.times_sigmoid for row in rows):.1f} × torch.sigmoid")
     return 0
 
 

@@ -69,8 +69,9 @@ def picture(graph: dict[str, set[str]]) -> str:
         implied = set().union(*(reach(graph, below) for below in graph[room]))
         for below in sorted(graph[room] - implied):
             (x, y), (u, v) = place[room], place[below]
-            curve = f"M{x:.0f},{y + BOX / 2:.0f} C{x:.0f},{y + ROW / 2:.0f} {u:.0f},{v - ROW / 2:.0f} {u:.0f},{v - BOX / 2:.0f}"
-            lines.append(f'<path d="{curve}"><title>{room} imports {below}</title></path>')
+            points = ((x, y + BOX / 2), (x, y + ROW / 2), (u, v - ROW / 2), (u, v - BOX / 2))
+            first, *others = (f"{a:.0f},{b:.0f}" for a, b in points)
+            lines.append(f'<path d="M{first} C{" ".join(others)}"><title>{room} imports {below}</title></path>')
         x, y = place[room]
         wide = 16 + 9 * len(room)
         boxes.append(
@@ -81,8 +82,9 @@ def picture(graph: dict[str, set[str]]) -> str:
         "path{fill:none;stroke:#9aa5ae;stroke-width:1.2}rect{fill:#fcfbf8;stroke:#0072b2}"
         "text{font:15px DejaVu Sans,sans-serif;text-anchor:middle;fill:#22303c}"
     )
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {tall}" role="img"><title>Who imports whom</title>'
-    return "\n".join([head, f"<style>{style}</style>", *lines, *boxes, "</svg>", ""])
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {tall}" role="img">'
+    title = "<title>Who imports whom</title>"
+    return "\n".join([head, title, f"<style>{style}</style>", *lines, *boxes, "</svg>", ""])
 
 
 def reach(graph: dict[str, set[str]], room: str) -> set[str]:

@@ -16,10 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from khot.jobs._activations import open_activations
-from khot.jobs._sae import Training
-from khot.jobs._sae_run import run
 from khot.nn import SparseAutoencoder, SparseAutoencoderConfig
+from khot.sae import Training, open_activations, train
 
 TEXT = Path(__file__).with_name("shakespeare.txt")
 LENGTH, ROWS = 128, 32  # tokens of a passage, passages at a time
@@ -74,7 +72,7 @@ def main() -> None:
 
     config = SparseAutoencoderConfig(d_in=x.shape[1], latents=args.latents, k=args.k)
     training = Training(steps=args.steps, batch_size=args.batch_size)
-    result = run(open_activations(args.out / "acts.npy"), config, training, args.out / "sae", resume=True)
+    result = train(open_activations(args.out / "acts.npy"), config, training, args.out / "sae", resume=True)
     metrics = result.metrics
     print(f"FVU {metrics['fvu']:.3f}, held out {metrics['held_out']['fvu']:.3f}; {metrics['alive']:.1%} alive")
     for line in examples(SparseAutoencoder.load(args.out / "sae"), x, tokens, 12):

@@ -2,12 +2,12 @@
 
 from typing import Any, NamedTuple
 
-import grid
 import torch
 from torch import Tensor
 
 import khot
 from khot._math import cdfs
+from khot.testing import score_vector
 from khot.testing._laws import Relaxation
 
 
@@ -28,4 +28,4 @@ RELAXATIONS = {
 
 def scores(name: str, n: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """A named vector of the robustness grid, the same at every call."""
-    return grid.scores(name, n, torch.Generator().manual_seed(0)).to(dtype)
+    return score_vector(name, n).to(dtype)

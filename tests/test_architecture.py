@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from docs import make_architecture as page
 
 import khot
+from docs import make_architecture as page
 from khot import ops
 
 PACKAGE = Path(khot.__file__).parent

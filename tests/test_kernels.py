@@ -6,13 +6,14 @@ from unittest.mock import patch
 import pytest
 import torch
 from cases import scores
-from grid import DISTRIBUTIONS, TEMPERATURES, counts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import khot
+from benchmarks.grid import TEMPERATURES, counts
 from khot._math import cdfs, implicit, select, threshold
 from khot.kernels import _native
+from khot.testing import SCORE_KINDS as DISTRIBUTIONS
 
 needs_native = pytest.mark.skipif(_native.LIBRARY is None, reason=_native.REASON)
 INF, NAN = math.inf, math.nan

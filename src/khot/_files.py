@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Atomic writes, and a check before long work that a file can be written."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ def write(path: Path, content: str | bytes) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise ValueError unless a file can be written there; its folder is made if it has to be."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise ValueError(f"{path.parent} cannot be made: {problem.strerror}") from problem
+    """Raise ValueError unless `write` can write a file there. Nothing is created."""
+    folder = path.parent
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir():
+        raise ValueError(f"{path.parent} cannot be made: {folder} is not a directory")
     if path.is_dir():
         raise ValueError(f"{path} must be a file; got a directory")
-    if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+    if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
         raise ValueError(f"{path} cannot be written: no permission")

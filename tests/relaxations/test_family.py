@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 from cases import RELAXATIONS, scores
-from grid import DISTRIBUTIONS, TEMPERATURES, counts
 from scipy import optimize, stats
 
 import khot
+from benchmarks.grid import TEMPERATURES, counts
 from khot._math import cdfs, threshold
+from khot.testing import SCORE_KINDS as DISTRIBUTIONS
 from khot.testing import check_relaxation
 
 DOUBLE = torch.float64

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 import torch
 from cases import RELAXATIONS, scores
-from grid import DISTRIBUTIONS, TEMPERATURES, counts, reference
-from grid import scores as grid_scores
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import khot
+from benchmarks.grid import TEMPERATURES, counts, reference
 from khot._math import cdfs, threshold
+from khot.testing import SCORE_KINDS as DISTRIBUTIONS
+from khot.testing import score_vector
 
 INF, NAN = math.inf, math.nan
 
@@ -152,7 +153,7 @@ def test_fixed_steps_at_a_million_scores_of_two_kinds():
 
 def test_rounding_that_all_entries_share_does_not_add_up():
     """Far from the threshold all margins round alike; the sum was off by 1.2e-6."""
-    x = grid_scores("offset", 16384, torch.Generator().manual_seed(24)).float()
+    x = score_vector("offset", 16384, seed=24).float()
     assert khot.sigmoid_topk(x, 1).double().sum().item() == pytest.approx(1, abs=3e-7)
 
 

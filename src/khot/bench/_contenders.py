@@ -1,98 +1,132 @@
-"""The estimators that the learning problems compare, each with the design it draws from and settings to choose from."""
+"""The contenders of `khot bench`: khot's functions, torch's operators, installed packages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .. import estimators
-from ..designs import ConditionalPoisson, Design, Pivotal, PlackettLuce
+from .. import relaxations as r
+from .._math import cdfs, threshold
+from .._shape import compute_dtype
+from ..designs._sample import sample_khot, sample_relaxed_khot
 
-Objective = Callable[[Tensor], Tensor]
-Make = Callable[[Tensor, int], Design]
-
-
-class Contender(NamedTuple):
-    """An estimator with what it needs."""
-
-    make: Make
-    """The design, from natural parameters of conditional Poisson (…, n), and k."""
-    estimator: Callable[[float], Callable[..., Tensor]]
-    """It, at a setting of its own knob; made anew for each run."""
-    knobs: tuple[float, ...] = (0.0,)
-    """To choose from; the first is taken where nothing is tuned."""
-    at_mean: int = 0
-    """How many evaluations are not at samples."""
+BASELINE = "sigmoid_topk"
+"""The contender that ratios refer to."""
+Quantity = Literal["n", "rows·n", "rows·n·k"]
 
 
-class MovingAverage:
-    """`score_function` with the mean loss of earlier steps, one for each model, as the baseline; at first, `rloo`."""
+class Limit(NamedTuple):
+    """A size beyond which a contender is skipped, and the reason."""
 
-    def __init__(self, decay: float = 0.9) -> None:
-        self._decay = decay
-        self._mean: Tensor | None = None
-
-    def __call__(self, design: Design, fn: Objective, *, num_samples: int, generator: torch.Generator) -> Tensor:
-        """As `score_function`."""
-        seen: list[Tensor] = []
-
-        def watched(x: Tensor) -> Tensor:
-            losses = fn(x)  # (samples, models, …)
-            seen.append(losses.detach().mean([i for i in range(losses.ndim) if i != 1], keepdim=True)[0])
-            return losses
-
-        if self._mean is None:
-            loss = estimators.rloo(design, watched, num_samples=num_samples, generator=generator)
-            self._mean = seen[0]
-            return loss
-        loss = estimators.score_function(
-            design, watched, num_samples=num_samples, baseline=self._mean, generator=generator
-        )
-        self._mean = self._decay * self._mean + (1 - self._decay) * seen[0]
-        return loss
+    of: Quantity
+    most: float
+    why: str
 
 
-def poisson(theta: Tensor, k: int) -> ConditionalPoisson:
-    """Conditional Poisson with natural parameters θ."""
-    return ConditionalPoisson(logits=theta, k=k, validate_args=False)
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """A function to measure, and what it promises.
+
+    Args:
+        fn: (x (…, n), k) → a tensor, along the last dim; `None` if its package is not installed.
+        what: the method, in a few words.
+        kind: ours, a published soft k-hot, or a yardstick that is neither and whose sum and range say nothing.
+        sums_to_k: whether it is meant to sum to k.
+        integer_k: whether it needs an integer k.
+        inner_k: whether it needs 0 < k < n.
+        limits: sizes beyond which it is skipped.
+        python_steps: (n, k) → the length of its Python loop, which torch.compile unrolls; `None` if there is none.
+        package: the third-party package that it comes from, if any.
+    """
+
+    fn: Callable[[Tensor, float], Tensor] | None
+    what: str
+    kind: Literal["khot", "relaxation", "reference"] = "relaxation"
+    sums_to_k: bool = True
+    integer_k: bool = False
+    inner_k: bool = True
+    limits: tuple[Limit, ...] = ()
+    python_steps: Callable[[int, float], float] | None = None
+    package: str = ""
+
+    def refusal(self, rows: int, n: int, k: float) -> str:
+        """Say why it cannot be measured at this size; empty if it can."""
+        if self.fn is None:
+            return f"{self.package} is not installed (pip install {self.package})"
+        if self.kind != "reference" and self.integer_k and k != int(k):
+            return f"needs an integer k; got {k:g}"
+        if self.kind != "reference" and self.inner_k and not 0 < k < n:
+            return f"needs 0 < k < n = {n}; got {k:g}"
+        sizes: dict[Quantity, float] = {"n": n, "rows·n": rows * n, "rows·n·k": rows * n * k}
+        for limit in self.limits:
+            if sizes[limit.of] > limit.most:
+                return f"{limit.of} = {sizes[limit.of]:.3g} > {limit.most:.3g}: {limit.why}"
+        return ""
 
 
-def _pivotal(theta: Tensor, k: int) -> Design:
-    """With the same inclusion probabilities."""
-    return Pivotal(poisson(theta, k).mean, float(k), validate_args=False)
+@torch.no_grad()
+def eager(x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, *, steps: int | None = None) -> Tensor:
+    """Compute σ_k as it is where no native library was built; forward only.
+
+    With `steps`, the solver takes at most so many, and the result is what they lead to, solved or not.
+    """
+    one = torch.ones(x.shape[:-1], dtype=torch.float64, device=x.device)
+    scores = x.to(compute_dtype(x.dtype))
+    if steps is None:
+        y = threshold.topk(scores, k * one, temperature * one, None, cdfs.SIGMOID, early_stop=True)
+    else:
+        rows = (scores, k * one, temperature * one, None, None, cdfs.SIGMOID)
+        y = threshold.margin(*rows, early_stop=True, steps=steps).sigmoid()
+    return y.to(x.dtype)
 
 
-def _gumbel(theta: Tensor, k: int) -> Design:
-    return PlackettLuce(logits=theta, k=k, validate_args=False)
+def _ours(fn: Callable[..., Tensor], what: str, **options: Any) -> Contender:
+    return Contender(fn=fn, what=f"khot's {what}", kind="khot", inner_k=False, **options)
 
 
-def _imle(design: Design, sample_shape: Sequence[int], *, step: float, generator: torch.Generator) -> Tensor:
-    """With the variance of a Gumbel variable; the sum of gamma variables has 1/k of it, far less than the design."""
-    scale = design._one_size() ** 0.5
-    return estimators.imle(design, sample_shape, step=step, noise_temperature=scale, generator=generator)
+def _torch(fn: Callable[[Tensor, float], Tensor], what: str) -> Contender:
+    return Contender(fn=fn, what=what, kind="reference")
 
 
-def _relaxed(temperature: float) -> Callable[..., Tensor]:
-    return partial(estimators.relaxed, temperature=temperature)
+def _installed(package: str, call: Callable[[Any, Tensor, float], Tensor], what: str, **options: Any) -> Contender:
+    try:
+        module = import_module(package)
+    except ImportError:
+        return Contender(fn=None, what=what, package=package, **options)
+    return Contender(fn=lambda x, k: call(module, x, k), what=what, package=package, **options)
 
 
-def _xie_ermon(temperature: float) -> Callable[..., Tensor]:
-    return partial(estimators.xie_ermon, temperature=temperature)
+def _soft_rank(torchsort: Any, x: Tensor, k: float) -> Tensor:
+    ranks: Tensor = torchsort.soft_rank(x.reshape(-1, x.shape[-1]))  # it takes two dimensions only
+    return ranks.reshape(x.shape)
 
 
 CONTENDERS: dict[str, Contender] = {
-    "straight_through": Contender(_pivotal, lambda _: estimators.straight_through_sample),
-    "simple": Contender(poisson, lambda _: estimators.simple),
-    "imle": Contender(poisson, lambda step: partial(_imle, step=step), (0.1, 0.01, 1.0)),
-    "relaxed": Contender(_gumbel, _relaxed, (0.25, 0.1, 0.5)),
-    "xie_ermon": Contender(_gumbel, _xie_ermon, (0.25, 0.1, 0.5)),
-    "score": Contender(poisson, lambda _: MovingAverage()),
-    "rloo": Contender(poisson, lambda _: estimators.rloo),
-    "taylor": Contender(poisson, lambda _: estimators.taylor_control_variate, at_mean=1),
-    "reinmax": Contender(poisson, lambda _: estimators.reinmax),
+    BASELINE: _ours(r.sigmoid_topk, "σ_k"),
+    "eager": _ours(eager, "σ_k without the native library", python_steps=lambda n, k: threshold.MAX_STEPS),
+    "laplace_topk": _ours(r.laplace_topk, "Laplace top-k, as LapSum"),
+    "normal_topk": _ours(r.normal_topk, "normal top-k"),
+    "cauchy_topk": _ours(r.cauchy_topk, "Cauchy top-k"),
+    "euclidean_topk": _ours(r.euclidean_topk, "Euclidean projection, sparse"),
+    "power_topk": _ours(r.power_topk, "p-norm top-k, sparse"),
+    "hard_topk": _ours(r.hard_topk, "hard k-hot, no gradient", integer_k=True),
+    "sample_khot": _ours(sample_khot, "k-hot sample, pivotal"),
+    "sample_relaxed_khot": _ours(sample_relaxed_khot, "relaxed sample"),
+    "torch.sigmoid": _torch(lambda x, k: torch.sigmoid(x), "element by element, no constraint"),
+    "torch.softmax": _torch(lambda x, k: torch.softmax(x, -1), "sums to 1"),
+    "torch.topk": _torch(lambda x, k: torch.topk(x, int(k), -1).values, "hard: values and indices"),
+    "torch.sort": _torch(lambda x, k: torch.sort(x, -1).values, "hard: values and indices"),
+    "entmax.entmax15": _installed(
+        "entmax", lambda m, x, k: m.entmax15(x, dim=-1), "1.5-entmax, sparse, sums to 1", kind="reference"
+    ),
+    "entmax.budget_bisect": _installed(
+        "entmax", lambda m, x, k: m.budget_bisect(x, budget=k, dim=-1), "Euclidean projection, sparse, by bisection"
+    ),
+    "torchsort.soft_rank": _installed("torchsort", _soft_rank, "soft ranks by isotonic regression", kind="reference"),
 }
-"""By name. The baseline of `taylor` and `reinmax` is the mean over the other samples, as in `rloo`."""
+"""By name. `measure` takes any such mapping: add to it with `CONTENDERS | {"mine": Contender(…)}`."""

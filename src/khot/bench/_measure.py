@@ -1,4 +1,4 @@
-"""Interleaved measurement of contenders at one shape. No printing.
+"""Measure the time and memory of contenders at one shape, interleaved. No printing.
 
 Every round calls each contender that is due, in an order shuffled anew, so that a disturbance of the machine hits all
 alike and none always runs in the caches that the same other one left. A sample is the mean of as many calls as fill
@@ -13,21 +13,24 @@ start Python with MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=85899
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import math
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.profiler import profile
 
-from ._memory import peak_memory
-from ._results import Report, Result, Settings, Timing
-from .rivals import Rival
+from ._contenders import Contender
 
 TICK = 2e-3  # seconds that a sample lasts at the least: thousands of times the clock's resolution
 QUICK = 2e-2  # calls shorter than this are warmed up before each sample
@@ -35,7 +38,83 @@ MOST_SAMPLES = 100
 MOST_UNROLLED = 64  # torch.compile needs minutes for longer Python loops
 SUM_TOLERANCE = 1e-3  # relative; no method that means to sum to k is coarser
 
+SMALLEST = 2**20  # bytes of input from which a call's share of the process's memory can be told from noise
+
 Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What to measure, and how; the scores are standard normal."""
+
+    shape: tuple[int, ...]
+    k: float
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+    threads: int = 1
+    compile: bool = False
+    backward: bool = True
+    budget: float = 1.0
+    """Seconds of samples per contender; warming up and memory cost about six calls more."""
+    seed: int = 0
+
+    @property
+    def n(self) -> int:
+        """The length of a row."""
+        return self.shape[-1]
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return math.prod(self.shape[:-1])
+
+    @property
+    def clock(self) -> str:
+        """Which clock is used."""
+        return "process CPU time" if self.threads == 1 and self.device == "cpu" else "wall time"
+
+
+class Timing(NamedTuple):
+    """Seconds per call: percentiles over the samples."""
+
+    median: float
+    p20: float
+    p80: float
+    samples: int
+
+
+@dataclass(kw_only=True)
+class Result:
+    """The figures of one contender; `None` where there is none."""
+
+    name: str
+    contender: Contender
+    forward: Timing | None = None
+    both: Timing | None = None
+    """Forward and backward together."""
+    allocated: float | None = None
+    """Peak of torch's own allocations in a forward call, output included, in units of the input."""
+    resident: float | None = None
+    """Peak growth of the process in a forward call, in units of the input: sees what C libraries allocate, too."""
+    sum_error: float | None = None
+    """max over rows of |Σ − k|/max(k, 1); not for references."""
+    out_of_range: int | None = None
+    """Entries outside [0, 1] by more than a rounding; not for references."""
+    nans: int | None = None
+    flags: tuple[str, ...] = ()
+    """Broken promises, in words."""
+    note: str = ""
+    skipped: str = ""
+    """Why it has no figures; empty if it has."""
+
+
+@dataclass(kw_only=True)
+class Report:
+    """The figures of all contenders at one shape."""
+
+    settings: Settings
+    results: list[Result]
+    interrupted: bool = False
 
 
 @dataclass(kw_only=True)
@@ -53,7 +132,7 @@ class _Entrant:
         self.samples = [[] for _ in self.calls]
 
     def planned(self, budget: float) -> int:
-        """How many samples the budget allows, at least one."""
+        """Return how many samples the budget allows, at least one."""
         once = sum(inner * cost + cost * (cost < QUICK) for inner, cost in zip(self.inner, self.cost, strict=True))
         return int(min(max(budget / once, 1), MOST_SAMPLES))
 
@@ -68,7 +147,7 @@ class _Entrant:
 
 
 def measure(
-    contenders: Mapping[str, Rival], settings: Settings, on_progress: Progress = lambda label, done, total: None
+    contenders: Mapping[str, Contender], settings: Settings, on_progress: Progress = lambda label, done, total: None
 ) -> Report:
     """Measure each contender, or say why not; an interruption (Ctrl-C) ends it early and keeps what there is.
 
@@ -77,7 +156,7 @@ def measure(
         settings: shape, k, and how.
         on_progress: called with a label, steps done and steps in all of the present stage.
     """
-    results = {name: Result(name=name, rival=rival) for name, rival in contenders.items()}
+    results = {name: Result(name=name, contender=contender) for name, contender in contenders.items()}
     entrants: list[_Entrant] = []
     interrupted = False
     with _quiet(settings.threads):
@@ -86,7 +165,7 @@ def measure(
             x = torch.randn(settings.shape, generator=generator).to(settings.device, settings.dtype)
             for done, result in enumerate(results.values()):
                 on_progress(f"warming up {result.name}", done, len(results))
-                result.skipped = result.rival.refusal(settings.rows, settings.n, settings.k)
+                result.skipped = result.contender.refusal(settings.rows, settings.n, settings.k)
                 if not result.skipped and (entrant := _prepare(result, x, settings)):
                     entrants.append(entrant)
             _run(entrants, settings, on_progress)
@@ -102,10 +181,10 @@ def measure(
 
 def _prepare(result: Result, x: Tensor, settings: Settings) -> _Entrant | None:
     """Check the output, take the memory, and time a call; on failure say so in the result."""
-    fn, k = result.rival.fn, int(settings.k) if settings.k == int(settings.k) else settings.k
+    fn, k = result.contender.fn, int(settings.k) if settings.k == int(settings.k) else settings.k
     assert fn is not None  # a refusal came first
     if settings.compile:
-        steps = result.rival.python_steps
+        steps = result.contender.python_steps
         if steps and steps(settings.n, settings.k) > MOST_UNROLLED:
             result.skipped = f"torch.compile would unroll {steps(settings.n, settings.k):g} > {MOST_UNROLLED} steps"
             return None
@@ -133,7 +212,7 @@ def _prepare(result: Result, x: Tensor, settings: Settings) -> _Entrant | None:
 def _with_backward(
     result: Result, fn: Callable[[Tensor], Tensor], x: Tensor, upstream: Tensor
 ) -> list[Callable[[], object]]:
-    """The call of forward and backward, or none and a note if there is no gradient."""
+    """Return the call of forward and backward, or none and leave a note if there is no gradient."""
     leaf = x.clone().requires_grad_()
 
     def both() -> object:
@@ -156,12 +235,12 @@ def _judge(result: Result, y: Tensor, settings: Settings) -> None:
     result.nans = int(y.isnan().sum())
     if result.nans:
         flags.append("NaN")
-    if result.rival.kind != "reference":
+    if result.contender.kind != "reference":
         eps, scale = torch.finfo(y.dtype).eps, max(settings.k, 1)
         error = (y.sum(-1, dtype=torch.float64) - settings.k).abs().max()
         result.sum_error = float(error) / scale
         result.out_of_range = int(((y < -eps) | (y > 1 + eps)).sum())
-        if result.rival.sums_to_k and not result.sum_error <= max(SUM_TOLERANCE, eps):
+        if result.contender.sums_to_k and not result.sum_error <= max(SUM_TOLERANCE, eps):
             flags.append("does not sum to k")
         if result.out_of_range:
             flags.append("leaves [0, 1]")
@@ -169,7 +248,7 @@ def _judge(result: Result, y: Tensor, settings: Settings) -> None:
 
 
 def _run(entrants: list[_Entrant], settings: Settings, on_progress: Progress) -> None:
-    """The rounds. A contender that can afford fewer samples than another has them spread evenly over all rounds."""
+    """Run the rounds. A contender that can afford fewer samples than another has them spread evenly over all rounds."""
     plans = [entrant.planned(settings.budget) for entrant in entrants]
     rounds, shuffle, done = max(plans, default=0), random.Random(settings.seed).shuffle, 0
     for turn in range(rounds):
@@ -207,7 +286,7 @@ def _time(call: Callable[[], object], inner: int, settings: Settings) -> float:
 
 
 def _cost(call: Callable[[], object], settings: Settings) -> float:
-    """About how long a warm call takes."""
+    """Estimate how long a warm call takes."""
     first = _time(call, 1, settings)
     return first if first > TICK else min(first, _time(call, 5, settings))
 
@@ -229,7 +308,7 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def _quiet(threads: int) -> Iterator[None]:
-    """The number of threads asked for, and no garbage collection at a moment of its own choosing."""
+    """Set the number of threads and switch garbage collection off."""
     before, collects = torch.get_num_threads(), gc.isenabled()
     torch.set_num_threads(threads)
     gc.collect()
@@ -240,3 +319,58 @@ def _quiet(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
         if collects:
             gc.enable()
+
+
+def peak_memory(call: Callable[[], object], x: Tensor) -> tuple[float | None, float | None]:
+    """Measure the peak memory of a call beyond its input x, the output included.
+
+    Returns:
+        The peak of torch's own allocations, which misses what a C or C++ library allocates by itself (the queue of
+        torch.topk, the buffers of a native kernel); and the peak growth of the process, which misses nothing but
+        counts in pages and is taken on Linux only, for inputs of a megabyte and more. `None` where not taken.
+    """
+    size = x.numel() * x.element_size()
+    if x.device.type == "cuda":
+        return _peak_on_cuda(call) / size, None
+    if x.device.type != "cpu":
+        return None, None
+    resident = _peak_resident(call) if size >= SMALLEST else None
+    return _peak_allocated(call) / size, None if resident is None else resident / size
+
+
+def _peak_allocated(call: Callable[[], object]) -> int:
+    """Sum the profiler's record of every allocation and release."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler writes to stderr each time
+    with profile(profile_memory=True) as record:
+        call()
+    held = peak = 0
+    for event in record.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    return peak
+
+
+def _peak_resident(call: Callable[[], object]) -> int | None:
+    """Read the kernel's high-water mark, reset before the call; None where there is no such thing."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)  # freed blocks that the heap still holds would hide the call's
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _status("VmRSS")
+        call()
+        return max(_status("VmHWM") - before, 0)
+    except (OSError, AttributeError, KeyError, TypeError):  # TypeError: CDLL(None) on Windows
+        return None
+
+
+def _status(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(dict(line.split(":", 1) for line in lines)[key].split()[0]) * 1024
+
+
+def _peak_on_cuda(call: Callable[[], object]) -> int:
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before

@@ -1,4 +1,4 @@
-"""A measurement as records, CSV, JSON, Markdown and a terminal table. Builds them; printing is the command line's."""
+"""Turn a measurement into records, CSV, JSON, Markdown and a terminal table. The command line prints them."""
 
 from __future__ import annotations
 
@@ -15,52 +15,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..kernels import status
-from ._files import markdown_table
-from ._results import BASELINE, Report, Result, Timing
+from ._contenders import BASELINE
+from ._measure import Report, Result, Timing
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-COLUMNS: dict[str, str] = {
-    "name": "the contender",
-    "kind": "khot, relaxation (a published soft k-hot) or reference (a yardstick, no k-hot)",
-    "what": "the method in a few words",
-    "shape": "of the scores, rows along the last dim",
-    "k": "how many to choose",
-    "dtype": "of the scores",
-    "device": "cpu or cuda",
-    "threads": "threads given to torch",
-    "compiled": "whether through torch.compile",
-    "clock": "process CPU time or wall time",
-    "forward_ms": "median milliseconds of a forward call",
-    "forward_p20_ms": "its 20th percentile",
-    "forward_p80_ms": "its 80th percentile",
-    "forward_samples": "how many samples",
-    "both_ms": "median milliseconds of a forward and backward call together",
-    "both_p20_ms": "its 20th percentile",
-    "both_p80_ms": "its 80th percentile",
-    "both_samples": "how many samples",
-    "forward_ratio": f"forward_ms over that of {BASELINE}; above 1 is slower than khot",
-    "both_ratio": f"both_ms over that of {BASELINE}",
-    "allocated": "peak of torch's allocations in a forward call, in units of the input",
-    "resident": "peak growth of the process in a forward call, in units of the input",
-    "sum_error": "max over rows of |sum − k| / max(k, 1); not for references",
-    "out_of_range": "entries outside [0, 1] by more than a rounding; not for references",
-    "nans": "NaN entries",
-    "flags": "broken promises, separated by semicolons",
-    "note": "remarks, such as why there is no backward",
-    "skipped": "why there are no figures; empty if there are",
-    "interrupted": "whether the measurement was cut short",
-    "kernel": "what serves khot's operators on the CPU",
-    "malloc": "glibc's thresholds if the environment sets them, else default: then large outputs pay page faults",
-    "torch": "version of torch",
-    "cpu": "the processor",
-}
+COLUMNS = (
+    *("name", "kind", "what", "shape", "k", "dtype", "device", "threads", "compiled", "clock"),
+    *("forward_ms", "forward_p20_ms", "forward_p80_ms", "forward_samples"),
+    *("both_ms", "both_p20_ms", "both_p80_ms", "both_samples", "forward_ratio", "both_ratio"),
+    *("allocated", "resident", "sum_error", "out_of_range", "nans", "flags", "note", "skipped"),
+    *("interrupted", "kernel", "malloc", "torch", "cpu"),
+)
+"""The keys of `records`; docs/speed.md says what each means."""
 HEADINGS = ("contender", "forward", "× khot", "forward + backward", "× khot", "memory", "|Σ−k|", "range", "NaN")
 
 
 def environment() -> dict[str, str]:
-    """What the figures depend on besides the settings."""
+    """Return what the figures depend on besides the settings."""
     cpu = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -77,7 +50,7 @@ def environment() -> dict[str, str]:
 
 
 def records(report: Report) -> list[dict[str, Any]]:
-    """One flat dict per contender with the keys of `COLUMNS`; `None` where there is no figure."""
+    """Return one flat dict per contender with the keys of `COLUMNS`; `None` where there is no figure."""
     s, around = report.settings, environment()
     forward, both = _baseline(report)
     shared = {
@@ -95,8 +68,8 @@ def records(report: Report) -> list[dict[str, Any]]:
     for r in report.results:
         row = {
             "name": r.name,
-            "kind": r.rival.kind,
-            "what": r.rival.what,
+            "kind": r.contender.kind,
+            "what": r.contender.what,
             **_times("forward", r.forward),
             **_times("both", r.both),
             "forward_ratio": _ratio(r.forward, forward),
@@ -111,8 +84,15 @@ def records(report: Report) -> list[dict[str, Any]]:
     return rows
 
 
+def markdown_table(heading: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Make a Markdown table with the first column on the left and the others on the right."""
+    heading = [text.replace("|", "\\|") for text in heading]
+    lines = [heading, [":---", *["---:"] * (len(heading) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
 def to_csv(rows: Iterable[dict[str, Any]]) -> str:
-    """The records with a header line; empty where there is no figure."""
+    """Return the records as CSV with a header line; empty where there is no figure."""
     out = io.StringIO()
     writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -121,7 +101,7 @@ def to_csv(rows: Iterable[dict[str, Any]]) -> str:
 
 
 def to_json(rows: Iterable[dict[str, Any]]) -> str:
-    """The records as a list; a NaN or infinite figure becomes a string, since JSON has no such numbers."""
+    """Return the records as a JSON list; a NaN or infinite figure becomes a string, since JSON has no such numbers."""
 
     def plain(value: Any) -> Any:
         return str(value) if isinstance(value, float) and not math.isfinite(value) else value
@@ -130,7 +110,7 @@ def to_json(rows: Iterable[dict[str, Any]]) -> str:
 
 
 def to_markdown(report: Report) -> str:
-    """A table for a README, with a line on what it shows and one on what was skipped."""
+    """Make a table for a README, with a line on what it shows and one on what was skipped."""
     parts = [caption(report) + ".", markdown_table(HEADINGS, _cells(report))]
     if skipped := [f"`{r.name}` ({r.skipped})" for r in report.results if r.skipped]:
         parts.append("Skipped: " + "; ".join(skipped) + ".")
@@ -138,7 +118,7 @@ def to_markdown(report: Report) -> str:
 
 
 def to_table(report: Report) -> Table:
-    """A table for the terminal; needs rich."""
+    """Make a table for the terminal; needs rich."""
     from rich.table import Table
 
     table = Table(title=caption(report), title_justify="left", pad_edge=False)
@@ -147,12 +127,12 @@ def to_table(report: Report) -> Table:
     styles = {"khot": "bold", "reference": "dim"}
     measured = [r for r in report.results if not r.skipped]
     for r, cells in zip(measured, _cells(report), strict=True):
-        table.add_row(*cells, style="red" if r.flags else styles.get(r.rival.kind, ""))
+        table.add_row(*cells, style="red" if r.flags else styles.get(r.contender.kind, ""))
     return table
 
 
 def caption(report: Report) -> str:
-    """What was measured, in a line."""
+    """Say in a line what was measured."""
     s, around = report.settings, environment()
     how = f"{threads(s.threads)}, {s.clock}{', torch.compile' * s.compile}"
     where = f"{around['cpu']}, {around['kernel'].partition(' (')[0]} kernel" if s.device == "cpu" else s.device
@@ -163,12 +143,12 @@ def caption(report: Report) -> str:
 
 
 def threads(count: int) -> str:
-    """The number with its noun."""
+    """Return the number with its noun."""
     return f"{count} thread{'s' * (count != 1)}"
 
 
 def _cells(report: Report) -> list[list[str]]:
-    """The table's rows as text, skipped contenders left out."""
+    """Return the rows of the table as text, without skipped contenders."""
     forward, both = _baseline(report)
     return [
         [
@@ -188,12 +168,12 @@ def _cells(report: Report) -> list[list[str]]:
 
 
 def _baseline(report: Report) -> tuple[Timing | None, Timing | None]:
-    """Forward, and forward and backward, of the contender that ratios refer to."""
+    """Return the forward, and forward and backward, times that ratios refer to."""
     return next(((r.forward, r.both) for r in report.results if r.name == BASELINE), (None, None))
 
 
 def _peak(result: Result) -> float | None:
-    """The larger of the two views of the memory."""
+    """Return the larger of the two views of the memory."""
     return max((peak for peak in (result.allocated, result.resident) if peak is not None), default=None)
 
 
@@ -211,7 +191,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _span(timing: Timing | None) -> str:
-    """The median and the spread with three digits, in µs or ms."""
+    """Format the median and the spread with three digits, in µs or ms."""
     if timing is None:
         return "–"
     scale, unit = (1e6, "µs") if timing.median < 1e-3 else (1e3, "ms")

@@ -11,7 +11,7 @@ import typer
 
 from .._version import __version__
 from ..kernels import status
-from . import _study, _tour
+from . import _tour
 from ._bench import bench
 from ._sae import sae
 from ._select import select
@@ -34,7 +34,7 @@ def _version(value: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say it and stop.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
@@ -43,12 +43,11 @@ def _options(
 app.command()(select)
 app.command()(bench)
 app.command()(sae)
-app.add_typer(_study.app, name="study")
 
 
 @app.command()
 def info() -> None:
-    """Say the versions, and which kernels run where and why."""
+    """Print the versions, and which kernels run on which device and why."""
     typer.echo(f"khot {__version__}, torch {torch.__version__}, Python {platform.python_version()}")
     for device, kernel in status().items():
         typer.echo(f"{device}: {kernel}")

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
-from ..bench import BASELINE, CONTENDERS, Report, Rival, Settings, measure, records, to_csv, to_json, to_table
-from ._show import fail
+from .._files import check_writable, write
+from ..bench import BASELINE, CONTENDERS, Contender, Report, Settings, measure, records, to_csv, to_json, to_table
+from ._show import fail, progress, table
 
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
 WIDE = 140  # columns of the table where no terminal limits it
@@ -29,14 +31,17 @@ def bench(
     op: Annotated[
         list[str] | None, typer.Option(help="A contender; repeat for more. Default: all. sigmoid_topk always runs.")
     ] = None,
+    also: Annotated[
+        list[str] | None, typer.Option(help="MODULE:NAME of a dict of more khot.bench.Contender; repeat for more.")
+    ] = None,
     threads: Annotated[int, typer.Option(help="Threads. With 1 the clock is CPU time, else wall time.")] = 1,
     compiled: Annotated[bool, typer.Option("--compile", help="Put every contender through torch.compile.")] = False,
     budget: Annotated[float, typer.Option(help="Seconds of samples for each contender.")] = 1.0,
     csv: Annotated[Path | None, typer.Option(help="Write a CSV file as well.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, to stdout.")] = False,
-    listing: Annotated[bool, typer.Option("--list", help="Name the contenders and stop.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="List the contenders and exit.")] = False,
 ) -> None:
-    """Time σ_k against torch's operators and the published soft top-k methods, at your shape.
+    """Time σ_k against torch's operators, installed packages and your own functions, at your shape.
 
     Contenders take turns, so that noise hits all alike; figures are medians with the 20th and 80th percentile.
 
@@ -46,20 +51,23 @@ def bench(
 
     khot bench --shape 4096x64 --k 8
 
-    khot bench --shape 1000000 --k 10% --op torch.topk --op lapsum --budget 5 --csv out.csv
+    khot bench --shape 1000000 --k 10% --op torch.topk --op laplace_topk --budget 5 --csv out.csv
 
     khot bench --list
     """
+    known = CONTENDERS | (_imported(also) if also else {})
     if listing:
-        Console().print(_listing())
+        Console().print(_listing(known))
         return
-    contenders = _contenders(op or list(CONTENDERS))
+    contenders = _contenders(known, op or list(known))
     settings = _settings(shape, k, dtype, device, threads, compiled, budget)
-    if csv is not None and (csv.is_dir() or not csv.parent.is_dir()):
-        fail("bench", f"--csv must name a file in an existing folder; got {csv}")
-
     try:
-        report = _measure(contenders, settings)
+        if csv is not None:
+            check_writable(csv)
+        with progress() as on_progress:
+            report = measure(contenders, settings, on_progress)
+    except ValueError as problem:
+        fail("bench", str(problem))
     except (RuntimeError, MemoryError) as error:  # contenders' own failures are reasons in the report
         fail("bench", f"--shape must fit into memory; got {shape}: {str(error).splitlines()[0]}")
     rows = records(report)
@@ -68,10 +76,7 @@ def bench(
     else:
         _show(report)
     if csv is not None:
-        try:
-            csv.write_text(to_csv(rows), encoding="utf-8")
-        except OSError as error:
-            fail("bench", f"--csv must be writable; got {error}")
+        write(csv, to_csv(rows))
     if report.interrupted:
         raise typer.Exit(130)
 
@@ -101,7 +106,7 @@ def _settings(shape: str, k: str, dtype: str, device: str, threads: int, compile
 
 def _shape(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"[1-9]\d*([x×][1-9]\d*)*", text):
-        fail("bench", f"--shape must be positive whole numbers joined by x, such as 4096x64; got {text!r}")
+        fail("bench", f"--shape must be positive integers joined by x, such as 4096x64; got {text!r}")
     return tuple(map(int, re.split("[x×]", text)))
 
 
@@ -115,24 +120,28 @@ def _count(text: str, n: int) -> float:
     return int(value) if value == int(value) else value
 
 
-def _contenders(names: list[str]) -> dict[str, Rival]:
+def _imported(places: list[str]) -> dict[str, Contender]:
+    """Import the mappings that `--also` names; modules in the current folder are found too."""
+    found: dict[str, Contender] = {}
+    sys.path.append(os.getcwd())
+    for place in places:
+        module, _, name = place.partition(":")
+        try:
+            found |= getattr(import_module(module), name)
+        except (ImportError, AttributeError, ValueError, TypeError) as problem:
+            fail("bench", f"--also must be MODULE:NAME of a dict of khot.bench.Contender; got {place!r}: {problem}")
+    if any(not isinstance(contender, Contender) for contender in found.values()):
+        fail("bench", f"--also must name dicts of khot.bench.Contender; got other values in {', '.join(places)}")
+    return found
+
+
+def _contenders(known: dict[str, Contender], names: list[str]) -> dict[str, Contender]:
     for name in names:
-        if name not in CONTENDERS:
-            near = difflib.get_close_matches(name, CONTENDERS, n=3, cutoff=0.5)
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
             hint = f"did you mean {' or '.join(near)}?" if near else "khot bench --list names them all"
             fail("bench", f"--op must be a known contender; got {name!r}: {hint}")
-    return {name: CONTENDERS[name] for name in dict.fromkeys((BASELINE, *names))}
-
-
-def _measure(contenders: dict[str, Rival], settings: Settings) -> Report:
-    """With a bar on stderr, where stdout's readers do not see it."""
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("", total=None)
-        return measure(
-            contenders,
-            settings,
-            lambda label, done, total: bar.update(task, description=f"{label:<32}", completed=done, total=total),
-        )
+    return {name: known[name] for name in dict.fromkeys((BASELINE, *names))}
 
 
 def _show(report: Report) -> None:
@@ -152,9 +161,9 @@ def _show(report: Report) -> None:
             console.print(f"{result.name}: {text}", markup=False, highlight=False)
 
 
-def _listing() -> Table:
-    table = Table("contender", "kind", "method", "k", pad_edge=False)
-    for name, rival in CONTENDERS.items():
-        missing = f" ({rival.package} is not installed)" if rival.fn is None else ""
-        table.add_row(name, rival.kind, rival.what + missing, "whole" if rival.integer_k else "any")
-    return table
+def _listing(known: dict[str, Contender]) -> Table:
+    lines = []
+    for name, c in known.items():
+        missing = f" ({c.package} is not installed)" if c.fn is None else ""
+        lines.append([name, c.kind, c.what + missing, "integer" if c.integer_k else "any"])
+    return table(["contender", "kind", "method", "k"], lines, all_left=True)

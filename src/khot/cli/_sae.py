@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -11,13 +9,11 @@ from typing import Annotated, Any, cast
 import typer
 from rich.console import Console
 
-from .._files import write
-from ..jobs._activations import check, open_activations
-from ..jobs._sae import RECIPES, Point, Training
-from ..jobs._sae_report import REPORT, figures, report, verdict
-from ..jobs._sae_run import run
+from .._files import check_writable, write
+from ..jobs.sae_report import REPORT, figures, report, verdict
 from ..nn import SparseAutoencoderConfig
-from ._show import fail, progress, table
+from ..sae import RECIPES, Point, Training, check_activations, open_activations, train
+from ._show import command, fail, progress, table
 
 
 def sae(
@@ -35,7 +31,7 @@ def sae(
     batch_size: Annotated[int, typer.Option(help="Tokens in a step.")] = 1024,
     lr: Annotated[float, typer.Option(help="The learning rate.")] = 1e-3,
     seed: Annotated[int, typer.Option(help="The same seed gives the same result.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint, if there is one.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint, if there is one.")] = False,
     checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 250,
     array: Annotated[str | None, typer.Option(help="Which array of the file, if there are several.")] = None,
     json: Annotated[
@@ -44,9 +40,9 @@ def sae(
 ) -> None:
     """Train a sparse autoencoder on activations; the result loads in SAELens.
 
-    The folder ends with cfg.json, sae_weights.safetensors, metrics.json and report.html. The file is read where it
-    lies, so it may be larger than memory. Checkpoints are atomic: after a crash or Ctrl-C, --resume goes on to the same
-    result, bit for bit. Ctrl-C also writes the results so far.
+    Writes cfg.json, sae_weights.safetensors, metrics.json and report.html. The file is mapped, so it may be larger than
+    memory. Checkpoints are atomic: after a crash or Ctrl-C, --resume continues to the same result, bit for bit. Ctrl-C
+    also writes the results so far.
 
     For example:
 
@@ -65,21 +61,19 @@ def sae(
             layer_norm=layer_norm,
         )
         training = Training(selector=selector, steps=steps, batch_size=batch_size, lr=lr, seed=seed)
-        if checkpoint_every < 1:
-            raise ValueError(f"--checkpoint-every must be ≥ 1; got {checkpoint_every}")
+        check_writable(out / REPORT)
         with progress() as on_progress:
-            data.crc = check(data, lambda done: on_progress("checking the activations", done, data.tokens))
-            result = run(
+            data.crc = check_activations(data, lambda done: on_progress("checking the activations", done, data.tokens))
+            result = train(
                 data,
                 config,
                 training,
                 out,
                 resume=resume,
-                every=checkpoint_every,
+                checkpoint_every=checkpoint_every,
                 on_step=lambda point, total: on_progress(_label(point), point.step, total),
             )
-        command = shlex.join(["khot", *sys.argv[1:]])
-        write(out / REPORT, report(result.metrics, result.curve, activations.name, command))
+        write(out / REPORT, report(result, activations.name, command()))
     except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
         fail("sae", str(error))
     if json:
@@ -87,7 +81,7 @@ def sae(
     else:
         _show(result.metrics, out)
     if not result.is_complete:
-        typer.echo("khot sae: interrupted; --resume goes on from here.", err=True)
+        typer.echo("khot sae: interrupted; --resume continues from here.", err=True)
         raise typer.Exit(130)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,16 +11,17 @@ from rich.console import Console
 from rich.markup import escape
 
 from .._files import check_writable, write
-from ..jobs._interrupts import interruptible
-from ._show import fail, progress, table
+from ._show import command, fail, progress, table
 
 if TYPE_CHECKING:
-    from ..jobs._select import Selection
+    from ..jobs.select import Selection
 
 NEXT = """\
 Next: khot select your.csv --target y -k 5 --report report.html   (your own table)
-      khot study estimators --quick   (which gradient to train with)
       khot tour   (what σ_k does, in a picture)"""
+
+
+STOPPING = "Stopping; the best so far will be written. Ctrl-C again stops at once and writes nothing."
 
 
 class Task(StrEnum):
@@ -43,10 +42,14 @@ class Model(StrEnum):
 
 def select(
     file: Annotated[
-        Path | None, typer.Argument(help="A CSV, Parquet or npz file. None: scikit-learn's digits.", show_default=False)
+        Path | None,
+        typer.Argument(help="A CSV, Parquet or npz file. If omitted, scikit-learn's digits.", show_default=False),
     ] = None,
     target: Annotated[
-        str | None, typer.Option(help="The column to predict. None: choose what all columns can be told from.")
+        str | None,
+        typer.Option(
+            help="The column to predict. If omitted, choose the k columns that best reconstruct all the others."
+        ),
     ] = None,
     k: Annotated[int, typer.Option("-k", "--k", help="How many features to choose.")] = 10,
     task: Annotated[Task, typer.Option(help="auto finds it from the target.")] = Task.auto,
@@ -54,7 +57,8 @@ def select(
         Model, typer.Option(help="The plain model that scores all choices; forest sees what is not linear.")
     ] = Model.linear,
     drop: Annotated[list[str] | None, typer.Option(help="A column to leave out; repeat for more.")] = None,
-    seed: Annotated[int, typer.Option(help="The same seed, the same choice.")] = 0,
+    steps: Annotated[int, typer.Option(help="Largest number of training steps, of each fit.")] = 1000,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same choice.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else, to stdout.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="Write report.html, selection.json and features.csv to this directory.")
@@ -77,49 +81,54 @@ def select(
     khot select cells.npz -k 20 --task reconstruction --json
     """
     try:
-        from ..jobs import _select as job
-        from ..jobs import _select_report, _table
-        from ..jobs._readers import TableError
+        from ..jobs import select as job
+        from ..jobs.select_report import report as make_report
     except ModuleNotFoundError as missing:
-        fail("select", f"it needs {missing.name}: pip install 'khot[sklearn]'")
+        fail("select", f"it needs {missing.name}: pip install 'khot[select]'")
     report_path = report or (out / "report.html" if out else None)
     try:
-        found = _table.digits() if file is None else _table.read(file, target, drop or ())
+        source = job.digits() if file is None else job.read_table(file, target, drop or ())
         if file is None and (target is not None or drop):
-            raise TableError("--target and --drop need a FILE")
-        if not 1 <= k <= len(found.names):
-            raise TableError(f"-k must satisfy 1 ≤ k ≤ {len(found.names)} (number of features); got {k}")
+            raise job.TableError("--target and --drop need a FILE")
+        if not 1 <= k <= len(source.names):
+            raise job.TableError(f"-k must satisfy 1 ≤ k ≤ {len(source.names)} (number of features); got {k}")
         if not 0 <= seed < 2**32:
-            raise TableError(f"--seed must satisfy 0 ≤ seed < 2³²; got {seed}")
-        kind = job.task_of(found, task)
+            raise job.TableError(f"--seed must satisfy 0 ≤ seed < 2³²; got {seed}")
+        if steps < 1:
+            raise job.TableError(f"--steps must be ≥ 1; got {steps}")
+        kind = job.find_task_of(source, task)
         for path in (report_path, *((out / name for name in ("selection.json", "features.csv")) if out else ())):
             if path is not None:
                 check_writable(path)
     except (ValueError, ModuleNotFoundError) as problem:
         fail("select", str(problem))
-    with interruptible(_stopping) as is_stopped, progress() as show:
-
-        def on_progress(label: str, done: int, total: int) -> bool:
-            show(label, done, total)
-            return is_stopped()
-
-        for state in job.select(found, kind, k, seed, model, on_progress):
-            result = state
+    with progress() as on_progress:
+        result = job.select(
+            source,
+            kind,
+            k,
+            seed=seed,
+            model=model,
+            steps=steps,
+            on_progress=on_progress,
+            on_interrupt=lambda: typer.echo(STOPPING, err=True),
+        )
+    as_json = job.to_json(result, report_path)
     if report_path is not None:
-        write(report_path, _select_report.report(result, _command()))
-    if out is not None and report_path is not None:
-        for name, text in job.files(result, report_path).items():
-            write(out / name, text)
+        write(report_path, make_report(result, command()))
+    if out is not None:
+        write(out / "selection.json", as_json + "\n")
+        write(out / "features.csv", job.to_csv(result))
     if json:
-        typer.echo(job.to_json(result, report_path))
+        typer.echo(as_json)
     else:
         _show(result, report_path)
-    if not result.is_whole:
+    if not result.is_complete:
         raise typer.Exit(130)
 
 
 def _show(result: Selection, report: Path | None) -> None:
-    from ..jobs._select_report import measure, verdict
+    from ..jobs.select_report import measure, verdict
 
     console = Console(highlight=False)
     source = result.table
@@ -135,7 +144,7 @@ def _show(result: Selection, report: Path | None) -> None:
         scores = [[name, f"{score.mean:.3f} ± {score.std:.3f}"] for name, score in result.scores.items()]
         console.print(table(["features by", measure(result)], scores))
         console.print(verdict(result), highlight=False)
-    if not result.is_whole:
+    if not result.is_complete:
         console.print("[bold]Cut short[/bold]: this is the best so far.")
     if report is not None:
         console.print(f"Report: {report}", markup=False)
@@ -143,17 +152,9 @@ def _show(result: Selection, report: Path | None) -> None:
 
 
 def _picture(result: Selection) -> str:
-    """The pixels as text: chosen ones are blocks."""
+    """Draw the pixels as text; chosen ones are blocks."""
     assert result.table.image is not None
     chosen = {feature.name for feature in result.chosen}
     cells = ["██" if name in chosen else "· " for name in result.table.names]
     width = result.table.image[1]
     return "\n".join("".join(cells[i : i + width]) for i in range(0, len(cells), width))
-
-
-def _stopping() -> None:
-    typer.echo("Stopping; what there is will be written. Ctrl-C again: at once, nothing is written.", err=True)
-
-
-def _command() -> str:
-    return shlex.join(["khot", *sys.argv[1:]])

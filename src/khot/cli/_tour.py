@@ -44,7 +44,7 @@ def run(out: Path) -> None:
         console.print("No picture: it needs matplotlib, pip install 'khot[plot]'.")
     else:
         console.print(f"Picture: [bold]{out}[/bold]")
-    console.print("Next: khot bench --shape 4096x64 --k 6, khot info, docs/sigmoid-topk.md, help(khot.sigmoid_topk).\n")
+    console.print("Next: khot select, khot bench --shape 4096x64 --k 6, khot info, help(khot.sigmoid_topk).\n")
 
 
 def _table(x: Tensor) -> Table:

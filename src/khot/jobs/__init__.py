@@ -1,1 +1,4 @@
-"""The long jobs behind the command line: they read files, train, and write reports; they print nothing."""
+"""The long jobs behind the command line: they read files, train, and build reports; they print nothing.
+
+`khot.jobs.select` needs `khot[sklearn]`; `select_report` and `sae_report` make HTML of the results.
+"""

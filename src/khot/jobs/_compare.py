@@ -1,4 +1,4 @@
-"""The choice of features against others: cross-validated scores of one plain model on what each method chooses."""
+"""Compare the choice of features with others, by cross-validated scores of one plain model on what each chooses."""
 
 from __future__ import annotations
 
@@ -11,14 +11,7 @@ from sklearn.base import BaseEstimator, clone
 from sklearn.decomposition import PCA
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.feature_selection import (
-    RFE,
-    SelectFromModel,
-    SelectKBest,
-    SelectorMixin,
-    f_classif,
-    f_regression,
-)
+from sklearn.feature_selection import RFE, SelectFromModel, SelectKBest, SelectorMixin, f_classif, f_regression
 from sklearn.linear_model import Lasso, LogisticRegression, Ridge
 from sklearn.model_selection import KFold, StratifiedKFold
 from sklearn.pipeline import Pipeline
@@ -30,29 +23,29 @@ from ..sklearn import KHotSelector
 FOLDS = 5
 RANDOM_CHOICES = 5
 RFE_FITS = 25
-"""How many times RFE fits a model, about."""
+"""About how many times RFE fits a model."""
 AFFORDABLE = 2e6
-"""Cells of a table up to which RFE is run."""
+"""Largest number of cells of a table for which RFE is run."""
 
 
 class Score(NamedTuple):
-    """Over the folds."""
+    """The mean and standard deviation over folds, and each fold; the folds are the same for all methods."""
 
     mean: float
     std: float
     folds: tuple[float, ...]
-    """One after the other, the same for all methods; means over several choices."""
+    """Means over several choices, if a method makes several."""
 
 
 class Random(SelectorMixin, BaseEstimator):
-    """k features at random."""
+    """Choose k features at random."""
 
     def __init__(self, k: int, seed: int) -> None:
         self.k = k
         self.seed = seed
 
     def fit(self, X: Any, y: Any = None) -> Random:
-        """Of X only the number of columns matters."""
+        """Choose; of X only the number of columns matters."""
         x = validate_data(self, X)
         chosen = np.random.default_rng(self.seed).permutation(x.shape[1])[: self.k]
         self.mask_ = np.isin(np.arange(x.shape[1]), chosen)
@@ -64,7 +57,7 @@ class Random(SelectorMixin, BaseEstimator):
 
 
 def plain_model(task: str, kind: str, seed: int) -> Any:
-    """What is scored: logistic or ridge regression, or a random forest."""
+    """Return the model that scores all choices: logistic or ridge regression, or a random forest."""
     is_class = task == "classification"
     if kind == "forest":
         forest = RandomForestClassifier if is_class else RandomForestRegressor
@@ -72,10 +65,10 @@ def plain_model(task: str, kind: str, seed: int) -> Any:
     return LogisticRegression(max_iter=1000) if is_class else Ridge()
 
 
-def methods(task: str, k: int, shape: tuple[int, int], seed: int) -> dict[str, list[Any]]:
-    """Ways to choose k features, by name; several of one name are averaged. All fit for the task and affordable."""
+def methods(task: str, k: int, shape: tuple[int, int], seed: int, steps: int = 1000) -> dict[str, list[Any]]:
+    """Return the affordable ways to choose k features for a task, by name; several of one name are averaged."""
     result: dict[str, list[Any]] = {
-        "khot": [KHotSelector(k, task=task, random_state=seed)],
+        "khot": [KHotSelector(k, task=task, max_steps=steps, random_state=seed)],
         "all features": ["passthrough"],
         "random": [Random(k, seed + i) for i in range(RANDOM_CHOICES)],
     }
@@ -101,11 +94,15 @@ def compare(
     y: np.ndarray | None,
     task: str,
     k: int,
-    seed: int,
+    *,
+    seed: int = 0,
     model: str = "linear",
+    steps: int = 1000,
     on_fold: Callable[[str, int, int], bool | None] = lambda name, done, total: None,
 ) -> Iterator[tuple[str, Score]]:
-    """Each method with its score: accuracy, or R² of the target or of all features. Ends when `on_fold` returns True.
+    """Yield each method with its score: accuracy, or R² of the target or of all features.
+
+    Ends when `on_fold`, which is called with the method and the folds done and in all, returns True.
 
     Methods choose anew in every fold, on the rows that are not scored. One that fails has no score.
     """
@@ -118,7 +115,7 @@ def compare(
         warnings.simplefilter("ignore", RuntimeWarning)  # F scores of constant columns
         warnings.filterwarnings("ignore", message="(?s)Features .* are constant|The least populated class")
         parts = list(folds.split(x, target))
-        candidates = methods(task, k, x.shape, seed)
+        candidates = methods(task, k, x.shape, seed, steps)
         total, done, stopped = len(parts) * sum(map(len, candidates.values())), 0, False
 
         def watch(entry: dict[str, float] | None = None) -> bool:
@@ -145,7 +142,7 @@ def compare(
 
 
 def _folds(task: str, target: np.ndarray) -> int:
-    """Not more than there are rows of the commonest class."""
+    """Return the number of folds, at most the rows of the most frequent class."""
     return (
         FOLDS if task != "classification" else max(2, min(FOLDS, int(np.unique(target, return_counts=True)[1].max())))
     )

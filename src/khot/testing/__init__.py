@@ -3,5 +3,7 @@
 from ._design import check_design as check_design
 from ._estimator import check_estimator as check_estimator
 from ._relaxation import check_relaxation as check_relaxation
+from ._scores import SCORE_KINDS as SCORE_KINDS
+from ._scores import score_vector as score_vector
 
-__all__ = ["check_design", "check_estimator", "check_relaxation"]
+__all__ = ["SCORE_KINDS", "check_design", "check_estimator", "check_relaxation", "score_vector"]

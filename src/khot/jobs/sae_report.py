@@ -1,0 +1,102 @@
+"""The report of `khot sae`: one HTML file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..sae import Point, Run
+from ._page import Bar, Html, bars, dim, figure, lines, page, paragraph, section, table, tag
+
+REPORT = "report.html"
+FIGURES = {
+    "fvu": "fraction of variance unexplained (FVU)",
+    "explained_variance": "explained variance",
+    "l0": "active latents a token (L0)",
+    "alive": "fraction of latents that are active at all",
+    "cosine": "cosine of input and reconstruction",
+    "relative_reconstruction_bias": "relative reconstruction bias: 1 is right, less is too small",
+}
+KINDS = {
+    "topk": "k for each token (TopK)",
+    "batch": "k a token in the mean (BatchTopK)",
+    "feature": "tokens for each latent (Feature Choice)",
+}
+
+
+def report(result: Run, source: str, command: str) -> str:
+    """Make the page; `source` is the name of the file of activations, `command` what the user typed."""
+    metrics, run = result.metrics, result.metrics["run"]
+    return page(
+        f"{run['d_in']} → {run['latents']}, k = {run['k']:g}: {source}",
+        *_summary(metrics),
+        section("How good it is", *_figures(metrics)),
+        section("What is active", *_densities(metrics)),
+        section("How it went", *_curves(result.curve)),
+        command=command,
+        packages=("torch", "numpy"),
+    )
+
+
+def verdict(metrics: dict[str, Any]) -> str:
+    """Say in a sentence how good the autoencoder is."""
+    is_known = metrics["held_out"] and metrics["held_out"]["explained_variance"] is not None
+    of, tokens = (metrics["held_out"], "tokens held out") if is_known else (metrics, "the tokens")
+    return (
+        f"{of['l0']:.3g} latents a token explain {of['explained_variance']:.1%} of the variance of {tokens}; "
+        f"{metrics['alive']:.1%} of the latents are alive."
+    )
+
+
+def figures(metrics: dict[str, Any]) -> list[list[str]]:
+    """Return rows of a table: what a figure is, its value for all tokens, and for those held out."""
+    of = (metrics, metrics["held_out"] or {})
+    return [[what, *(_short(values.get(name)) for values in of)] for name, what in FIGURES.items()]
+
+
+def _short(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+def _summary(metrics: dict[str, Any]) -> list[Html]:
+    run = metrics["run"]
+    how = (
+        f"{run['tokens']} tokens, {metrics['steps']} steps of {run['batch_size']}. Selected: {KINDS[run['kind']]}; "
+        f"in training, {run['selector']}."
+    )
+    parts = [paragraph(how), paragraph(verdict(metrics))]
+    if not metrics["complete"]:
+        parts.append(paragraph(tag("strong", "Cut short"), f" after {metrics['steps']} of {run['steps']} steps."))
+    return parts
+
+
+def _figures(metrics: dict[str, Any]) -> list[Html]:
+    low, middle, high = (metrics["l0_percentiles"][p] for p in ("5", "50", "95"))
+    note = f"L0 is {low} to {high} for nine tokens in ten, {middle} in the middle; of {metrics['tokens']} tokens."
+    return [table(["", "all tokens", "held out"], figures(metrics)), dim(note)]
+
+
+def _densities(metrics: dict[str, Any]) -> list[Html]:
+    edges, counts = metrics["density_histogram"]["log10_edges"], metrics["density_histogram"]["latents"]
+    known = [i for i, count in enumerate(counts) if count]
+    if not known:
+        return [paragraph("No latent was active.")]
+    items = [
+        Bar(f"{10 ** edges[i]:.1e} to {10 ** edges[i + 1]:.1e}", counts[i], is_marked=True, text=str(counts[i]))
+        for i in range(known[0], known[-1] + 1)
+    ]
+    caption = f"Latents by the fraction of tokens they are active for; {metrics['dead']} are never."
+    return [figure(bars(items, description="histogram of feature densities"), caption)]
+
+
+def _curves(curve: list[Point]) -> list[Html]:
+    if not curve:
+        return [paragraph("It was not begun.")]
+    unexplained = {"FVU of the batch": [(p.step, p.fvu) for p in curve]}
+    dead = {"dead latents": [(p.step, p.dead) for p in curve]}
+    return [
+        figure(lines(unexplained, x_label="step", y_label="FVU", log_y=True, description="FVU during training")),
+        figure(
+            lines(dead, x_label="step", y_label="latents", description="dead latents during training"),
+            "Latents that had not been active for a while; the auxiliary loss trains them.",
+        ),
+    ]

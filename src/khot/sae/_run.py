@@ -1,0 +1,184 @@
+"""A training run in a folder: checkpoints, interruptions, results."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._files import check_writable, write
+from .._interrupts import interruptible
+from ..nn import SparseAutoencoder, SparseAutoencoderConfig, SparseAutoencoderMetrics
+from ..nn.sae import CONFIG, WEIGHTS, read_tensors, write_tensors
+from ._activations import ROWS, Activations
+from ._training import HELD_OUT, Point, Trainer, Training
+
+CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.json"
+MOST = 2**17
+"""Largest number of tokens that the metrics are measured on."""
+
+
+class Run(NamedTuple):
+    """The results of a run so far."""
+
+    metrics: dict[str, Any]
+    """The contents of metrics.json: the metrics on all tokens, on those held out, and what the run depends on."""
+    curve: list[Point]
+    """The training curve."""
+    is_complete: bool
+    """Whether all steps were taken; False after an interruption."""
+
+
+def train(
+    data: Activations,
+    config: SparseAutoencoderConfig,
+    training: Training,
+    folder: str | os.PathLike[str],
+    *,
+    resume: bool = False,
+    checkpoint_every: int = 500,
+    on_step: Callable[[Point, int], bool | None] = lambda point, steps: None,
+) -> Run:
+    """Train in a folder, and write cfg.json, sae_weights.safetensors and metrics.json there; needs `khot[sae]`.
+
+    The two files of the model load in SAELens and with `SparseAutoencoder.load`. A resumed run ends with the same bits
+    as one that was never interrupted.
+
+    Args:
+        data: the activations.
+        config: of the model.
+        training: the settings.
+        folder: where to write. It may hold the same run, to be resumed, and no other.
+        resume: continue from the checkpoint, if there is one.
+        checkpoint_every: steps between checkpoints, ≥ 1.
+        on_step: called after each step with its figures and the number of steps in all; returning True stops the run
+            there, as Ctrl-C does, with a checkpoint and the results so far. A second Ctrl-C stops at once and leaves
+            the last checkpoint.
+
+    Raises:
+        FileExistsError: the folder holds another run, or this one and `resume` is False; nothing is written.
+        FloatingPointError: the run diverged; the last checkpoint stays.
+        ModuleNotFoundError: safetensors is missing.
+    """
+    if checkpoint_every < 1:
+        raise ValueError(f"`checkpoint_every` must be ≥ 1; got {checkpoint_every}.")
+    try:
+        import safetensors.torch  # noqa: F401 (missing: say so before the long work)
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "`khot.sae.train` keeps weights in safetensors files: pip install 'khot[sae]'", name="safetensors"
+        ) from None
+    folder = Path(folder)
+    trainer = Trainer(data, config, training)
+    if _prepare(folder, trainer, resume):
+        metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+        return Run(metrics, [Point(*point) for point in metrics["curve"]], True)
+    check_writable(folder / METRICS)
+    with interruptible() as interrupted:
+        stopped = False
+        while trainer.step < training.steps and not stopped:
+            point = trainer.advance()
+            if trainer.step % checkpoint_every == 0:
+                _checkpoint(folder, trainer)
+            stopped = bool(on_step(point, training.steps)) or interrupted()
+        _checkpoint(folder, trainer)
+        return _finish(folder, trainer)
+
+
+def measure(sae: SparseAutoencoder, data: Activations, first: int = 0, step: int = 1) -> dict[str, Any]:
+    """Return the metrics of a model over the rows first, first + step, …, thinned out to 131072 rows.
+
+    `measure(sae, data, HELD_OUT - 1, HELD_OUT)` takes the rows that training leaves out.
+    """
+    rows = np.arange(first, data.tokens, step)
+    rows = rows[:: -(-len(rows) // MOST)]
+    metrics = SparseAutoencoderMetrics()
+    for part in np.array_split(rows, -(-len(rows) // ROWS)):
+        metrics.update(sae, data.rows(part))
+    return metrics.result()
+
+
+def _finish(folder: Path, trainer: Trainer) -> Run:
+    """Write the results; if the run is complete, delete the checkpoint."""
+    is_complete = trainer.step == trainer.training.steps
+    sae = trainer.sae.eval()
+    sae.save(folder)
+    has_held_out = trainer.data.tokens >= HELD_OUT
+    metrics = {
+        **_finite(measure(sae, trainer.data)),
+        "held_out": _finite(measure(sae, trainer.data, HELD_OUT - 1, HELD_OUT)) if has_held_out else None,
+        "steps": trainer.step,
+        "complete": is_complete,
+        "run": trainer.description(),
+        "curve": trainer.curve,
+    }
+    sae.train()
+    write(folder / METRICS, json.dumps(metrics, indent=1, allow_nan=False) + "\n")
+    if is_complete:
+        (folder / CHECKPOINT).unlink(missing_ok=True)
+    return Run(metrics, trainer.curve, is_complete)
+
+
+def _finite(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Replace what is not finite, such as the FVU of one held-out row, by None: JSON has no NaN."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in metrics.items()
+    }
+
+
+def _prepare(folder: Path, trainer: Trainer, resume: bool) -> bool:
+    """Restore the checkpoint, if there is one, and return whether the run is complete.
+
+    Raises FileExistsError if the folder holds another run.
+    """
+    checkpoint, new = folder / CHECKPOINT, trainer.description()
+    if checkpoint.exists():
+        tensors, (step, old) = read_tensors(checkpoint), _metadata(checkpoint)
+        _check_same(folder, old, new, resume)
+        trainer.restore(step, tensors)
+        return False
+    if not any((folder / name).exists() for name in (CONFIG, WEIGHTS, METRICS)):
+        return False
+    try:
+        metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+        old, is_complete = metrics["run"], metrics["complete"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise FileExistsError(
+            f"{folder} holds an autoencoder that is not of `khot sae`: choose another folder"
+        ) from None
+    _check_same(folder, old, new, resume)
+    return bool(is_complete)
+
+
+def _check_same(folder: Path, old: dict[str, Any], new: dict[str, Any], resume: bool) -> None:
+    differences = [
+        f"{key} {old.get(key)}, not {new.get(key)}" for key in {**new, **old} if old.get(key) != new.get(key)
+    ]
+    if differences:
+        raise FileExistsError(f"{folder} holds a run with {'; '.join(differences[:4])}: choose another folder")
+    if not resume:
+        raise FileExistsError(f"{folder} holds this run already: resume it, or choose another folder")
+
+
+def _checkpoint(folder: Path, trainer: Trainer) -> None:
+    if not all(bool(p.isfinite().all()) for p in trainer.sae.parameters()):
+        raise trainer.diverged()
+    about = {"step": str(trainer.step), "run": json.dumps(trainer.description())}
+    write_tensors(folder / CHECKPOINT, trainer.state(), about)
+
+
+def _metadata(path: Path) -> tuple[int, dict[str, Any]]:
+    """Read the step and the description of the run from a checkpoint."""
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        about = file.metadata() or {}
+    if not {"step", "run"} <= set(about):
+        raise ValueError(f"{path} must be a checkpoint of `khot sae`; got another safetensors file")
+    return int(about["step"]), json.loads(about["run"])

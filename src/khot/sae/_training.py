@@ -1,0 +1,189 @@
+"""Training a sparse autoencoder, step by step.
+
+A step is a function of the seed and of its number: the rows it reads, the learning rate, the temperature and the
+randomness of a selector. So the state of the model and of the optimiser is the whole state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import _check
+from ..nn import SparseAutoencoder, SparseAutoencoderConfig, selectors
+from ._activations import Activations
+
+POINTS = 1000
+"""Largest number of points in the training curve."""
+SAMPLES = 2**13
+"""Number of rows from which the initial weights are taken."""
+HELD_OUT = 16
+"""One row in every `HELD_OUT` is not trained on: the last of each group."""
+EPSILON = 6.25e-10
+"""Adam's ε, for gradients as small as those of a mean over many tokens and latents."""
+LARGEST_RATE = 1e30
+"""Adam raises where its step exceeds float32."""
+
+
+class Recipe(NamedTuple):
+    """A selector, and the temperatures at which it works well: at the first step, and after 4/5 of the steps."""
+
+    selector: selectors.Selector
+    temperature: float
+    final: float
+
+
+RECIPES = {
+    "hard": Recipe(selectors.hard, 1.0, 1.0),
+    "straight-through": Recipe(selectors.straight_through, 4.0, 4.0),
+    "soft": Recipe(selectors.soft, 0.3, 0.03),
+    "sampled": Recipe(selectors.sampled, 0.1, 0.01),
+}
+"""The selectors that `Training.selector` names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """The settings of a training run.
+
+    Args:
+        selector: a name in `RECIPES`: "hard", "straight-through", "soft" or "sampled".
+        steps: the number of steps of Adam.
+        batch_size: tokens in a step; never more than the tokens that are trained on.
+        lr: the learning rate after a warm-up; it falls to 0 in the last fifth of the steps.
+        seed: the same seed gives the same result, bit for bit, on the same machine.
+    """
+
+    selector: str = "straight-through"
+    steps: int = 4000
+    batch_size: int = 1024
+    lr: float = 1e-3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check.one_of("selector", self.selector, tuple(RECIPES))
+        for name in ("steps", "batch_size"):
+            _check.at_least(name, getattr(self, name), 1)
+        _check.at_least("seed", self.seed, 0)
+        _check.above("lr", self.lr, 0)
+        if self.lr > LARGEST_RATE:
+            raise ValueError(f"`lr` must be ≤ {LARGEST_RATE:g}; got {self.lr:g}.")
+
+
+class Point(NamedTuple):
+    """One point of the training curve: the figures of one batch."""
+
+    step: int
+    loss: float
+    fvu: float
+    l0: float
+    dead: int
+    temperature: float
+
+
+class Trainer:
+    """A model with its optimiser and its data, at some step of training.
+
+    Args:
+        data: the activations. One row in every `HELD_OUT` is not trained on.
+        config: of the model.
+        training: the settings.
+
+    Attributes:
+        sae: the model, a `khot.nn.SparseAutoencoder`.
+        step: how many steps were taken.
+        curve: at most 1000 points of the training curve.
+    """
+
+    def __init__(self, data: Activations, config: SparseAutoencoderConfig, training: Training) -> None:
+        self.data, self.training = data, training
+        self.step, self.curve = 0, list[Point]()
+        self._epoch, self._order = -1, np.empty(0)
+        self.trained_on = data.tokens - data.tokens // HELD_OUT
+        self.batch_size = min(training.batch_size, self.trained_on)
+        config.axis.check_tokens(self.batch_size, config.k, config.latents)
+        self.recipe = RECIPES[training.selector]
+        self.sae = SparseAutoencoder(config, selector=self.recipe.selector, generator=self._generator(0, 0))
+        samples = np.linspace(0, self.trained_on - 1, min(self.trained_on, SAMPLES)).round().astype(np.int64)
+        self.sae.start(self._rows(samples))
+        self.adam = torch.optim.Adam(self.sae.parameters(), lr=training.lr, eps=EPSILON)
+
+    def description(self) -> dict[str, Any]:
+        """Return everything the result depends on, to compare with another run."""
+        data = {"batch_size": self.batch_size, "tokens": self.data.tokens, "crc": self.data.crc}
+        return {**asdict(self.sae.config), **asdict(self.training), **data}
+
+    def advance(self) -> Point:
+        """Take one step and return its figures; raise FloatingPointError if the loss is not finite."""
+        t, sae = self.training, self.sae
+        done = self.step / t.steps
+        _, first, last = self.recipe
+        sae.temperature.fill_(first * (last / first) ** min(1.0, done / 0.8))
+        warm = (self.step + 1) / (1 + min(100, t.steps // 10))
+        for group in self.adam.param_groups:
+            group["lr"] = t.lr * min(1.0, warm, (1 - done) / 0.2)
+        out = sae(self._batch(), generator=self._generator(2, self.step))
+        if not out.loss.isfinite():
+            raise self.diverged()
+        self.adam.zero_grad()
+        out.loss.backward()
+        sae.remove_parallel_gradient()
+        self.adam.step()
+        sae.normalize_decoder()
+        self.step += 1
+        l0 = float((out.code.values > 0).sum()) / self.batch_size
+        figures = (float(out.loss.detach()), float(out.fvu.detach()), l0, int(sae.dead().sum()), float(sae.temperature))
+        point = Point(self.step, *figures)
+        if self.step % max(1, t.steps // POINTS) == 0 or self.step == t.steps:
+            self.curve.append(point)
+        return point
+
+    def diverged(self) -> FloatingPointError:
+        """Return the error for a loss or weights that are not finite; at step 0 only the data can be the cause."""
+        fix = f"lower `lr`, now {self.training.lr:g}" if self.step else "divide the activations, which are too large"
+        return FloatingPointError(f"the loss must stay finite; it did not after {self.step} steps: {fix}")
+
+    def state(self) -> dict[str, Tensor]:
+        """Return everything the next step depends on."""
+        tensors = {f"model.{name}": t for name, t in self.sae.state_dict().items()}
+        for i, of in self.adam.state_dict()["state"].items():
+            tensors.update({f"adam.{i}.{name}": t for name, t in of.items()})
+        return {**tensors, "curve": torch.tensor(self.curve, dtype=torch.float64).view(-1, len(Point._fields))}
+
+    def restore(self, step: int, tensors: dict[str, Tensor]) -> None:
+        """Go back to a step, from what `state` returned there."""
+        model = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
+        self.sae.load_state_dict(model)
+        moments: dict[int, dict[str, Tensor]] = {}
+        for i, p in enumerate(self.sae.parameters()):  # with the memory layout of their parameter
+            names = {key: f"adam.{i}.{key}" for key in ("step", "exp_avg", "exp_avg_sq")}
+            moments[i] = {
+                key: tensors[name] if key == "step" else torch.empty_like(p).copy_(tensors[name])
+                for key, name in names.items()
+                if name in tensors  # not before the first step
+            }
+        self.adam.load_state_dict({**self.adam.state_dict(), "state": {i: m for i, m in moments.items() if m}})
+        self.curve = [Point(int(s), loss, fvu, l0, int(n), t) for s, loss, fvu, l0, n, t in tensors["curve"].tolist()]
+        self.step = step
+
+    def _batch(self) -> Tensor:
+        """Read the next rows of this epoch's order, sorted for the disk; the last incomplete batch is left out."""
+        epoch, place = divmod(self.step, self.trained_on // self.batch_size)
+        if epoch != self._epoch:
+            dtype = torch.int32 if self.trained_on < 2**31 else torch.int64
+            order = torch.randperm(self.trained_on, generator=self._generator(1, epoch), dtype=dtype)
+            self._epoch, self._order = epoch, order.numpy()
+        index = np.sort(self._order[place * self.batch_size : (place + 1) * self.batch_size]).astype(np.int64)
+        return self._rows(index)
+
+    def _rows(self, index: np.ndarray[Any, Any]) -> Tensor:
+        """Read rows numbered among those that are trained on."""
+        return self.data.rows(index + index // (HELD_OUT - 1))
+
+    def _generator(self, stream: int, number: int) -> torch.Generator:
+        words = np.random.SeedSequence((self.training.seed, stream, number)).generate_state(1, np.uint64)
+        return torch.Generator().manual_seed(int(words[0] >> 1))

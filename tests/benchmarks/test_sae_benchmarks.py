@@ -1,0 +1,123 @@
+"""The scripts behind the tables of docs/sae.md run, the tables are what they wrote, and the example works."""
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import sae, sae_minilm, sae_report, sae_speed
+from benchmarks.common import ROOT
+from examples import minilm_sae
+from khot.nn import SparseAutoencoder, SparseAutoencoderConfig, SparseAutoencoderMetrics
+from khot.sae import Activations
+
+TINY = replace(sae.QUICK, seeds=2, steps=3, tokens=2000, tests=500, counts=(2,))
+
+
+def test_the_table_is_that_of_the_results():
+    rows = sae_report.read((ROOT / "benchmarks" / "results" / "sae.csv").read_text(encoding="utf-8"))
+    assert (ROOT / "docs" / "tables" / "sae.md").read_text(encoding="utf-8") == sae_report.table(rows)
+
+
+def test_what_the_docs_claim():
+    """Straight-through's error bars reach plain TopK's; Feature Choice with equal budgets has one dead latent."""
+    rows = sae_report.read((ROOT / "benchmarks" / "results" / "sae.csv").read_text(encoding="utf-8"))
+
+    def reaches(name, figure, sign):
+        ours, plain = (sae_report.of(rows, n, figure) for n in (name, sae_report.PLAIN))
+        errors = [values.std(ddof=1) / len(values) ** 0.5 for values in (ours, plain)]
+        return sign * (ours.mean() - plain.mean()) >= -sum(errors)
+
+    assert reaches("topk, straight-through", "fvu", -1)
+    assert reaches("topk, straight-through", "mmcs", 1)
+    assert not reaches("topk, sampled", "fvu", -1)  # a negative control
+    dead = {name: sae_report.of(rows, f"feature, {name}", "dead") * sae.LATENTS for name in sae.RECIPES}
+    assert {name: round(values.sum()) for name, values in dead.items() if values.any()} == {"straight-through": 1}
+
+
+@pytest.mark.slow
+def test_known_dictionaries(monkeypatch, tmp_path):
+    monkeypatch.setattr(sae, "COSTS", (0.1,))
+    rows = list(sae.rows(TINY))
+    names = {row.name for row in rows if row.what == "result"}
+    assert len(names) == 3 * 4 + 3
+    assert sae_report.read(sae_report.write_rows(rows))[0].name == rows[0].name
+    assert "| topk, straight-through |" in sae_report.table(rows)
+    sae_report.write_figures(rows, tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} == {"sae-density.svg", "sae-l0.svg", "sae-dead.svg"}
+
+
+def test_the_truth_is_as_said_and_weights_do_not_begin_there():
+    truth = sae.world(3, TINY)
+    assert float(sae.zipf_rates().sum()) == pytest.approx(4, abs=1e-4)
+    torch.testing.assert_close(truth.directions.norm(dim=1), torch.ones(256))
+    none = replace(TINY, steps=1, lr=1e-9)
+    for row in (next(sae.sparse(truth, "x", "topk", "hard", 3, none)), sae.relu(truth, 3, none, 0.1)):
+        assert row.figures["mmcs"] < 0.5
+
+
+def test_a_verdict():
+    def row(name, seed, fvu):
+        return sae_report.Row("result", name, seed, 4, 0, {"fvu": fvu})
+
+    plain = [row(sae_report.PLAIN, seed, 0.1 + seed / 100) for seed in range(3)]
+    for shift, says in ((0.0, "same"), (0.05, "worse, +0.05"), (-0.05, "better, -0.05")):
+        other = [row("other", seed, 0.1 + shift + seed / 100 + 1e-3 * (seed % 2)) for seed in range(3)]
+        assert sae_report._verdict(plain + other, "other", "fvu", -1).startswith(says[:6])
+
+
+def test_speed():
+    threads = torch.get_num_threads()
+    rows = sae_speed.measure((64, 16, 128, 4), 1, 2)
+    torch.set_num_threads(threads)
+    assert len(rows) == len(sae_speed.MODELS) * len(sae_speed.CASES)
+    assert sae_speed.table(rows).count("\n| khot") == 4
+
+
+def test_both_models_of_the_race_compute_the_same():
+    torch.manual_seed(0)
+    dense = sae_speed.Dense(16, 64, 4)
+    x = torch.randn(32, 16)
+    config = sae_speed.SparseAutoencoderConfig(d_in=16, latents=64, k=4, aux_weight=0.0)
+    ours = sae_speed.SparseAutoencoder(config, selector=sae_speed.selectors.hard)
+    ours.load_state_dict(dense.state_dict(), strict=False)
+    losses = [dense.loss(x), ours(x).loss]
+    torch.testing.assert_close(*losses)
+    for loss in losses:
+        loss.backward()
+    for name, p in dense.named_parameters():
+        torch.testing.assert_close(p.grad, getattr(ours, name).grad)
+
+
+def test_minilm_runs_on_any_activations(monkeypatch):
+    monkeypatch.setattr(sae_minilm, "BATCH", 200)
+    data = Activations(np.random.default_rng(0).standard_normal((500, 8), dtype=np.float32))
+    rows = [sae_minilm.train(data, "feature", "hard", 0, 1)]
+    assert "| feature, hard |" in sae_minilm.table(rows, data.tokens)
+
+
+def test_the_example(monkeypatch, tmp_path, capsys):
+    """With a model of the same shape in place of MiniLM."""
+
+    def activations(text, layer):
+        words = text.split()[:3000]
+        return np.random.default_rng(0).standard_normal((len(words), 24), dtype=np.float32), words
+
+    monkeypatch.setattr(minilm_sae, "activations", activations)
+    options = ["--latents", "96", "--k", "4", "--steps", "20", "--batch-size", "256", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["minilm_sae.py", *options])
+    minilm_sae.main()
+    printed = capsys.readouterr().out
+    assert "3000 activations of layer 3" in printed
+    assert "alive" in printed
+    assert "latent " in printed
+    assert [len(p) for p in minilm_sae.passages(list(range(128 * 40 + 5)))] == [32, 8]
+
+
+def test_the_edges_of_the_histogram_are_those_of_the_metrics():
+    metrics = SparseAutoencoderMetrics()
+    metrics.update(SparseAutoencoder(SparseAutoencoderConfig(d_in=4, latents=8, k=2)), torch.randn(16, 4))
+    edges = metrics.result()["density_histogram"]["log10_edges"]
+    np.testing.assert_allclose(sae_report.EDGES, edges, atol=1e-6)

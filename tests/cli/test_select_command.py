@@ -1,0 +1,278 @@
+"""`khot select`: the command, its errors, its report, and interruptions."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import polars as pl
+import pytest
+from select_tables import rewritten, write_table
+from typer.testing import CliRunner
+
+from khot.cli._app import app
+
+QUICK = ("--steps", 40)
+
+
+@pytest.fixture
+def table(tmp_path):
+    return write_table(tmp_path / "table.csv")
+
+
+def khot(*arguments):
+    return CliRunner().invoke(app, ["select", *map(str, arguments)])
+
+
+def test_parquet_without_a_reader(tmp_path, monkeypatch):
+    path = tmp_path / "table.parquet"
+    pl.DataFrame({"a": [1.0]}).write_parquet(path)
+    monkeypatch.setitem(sys.modules, "polars", None)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    done = khot(path)
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert "khot[parquet]" in done.stderr
+
+
+def test_odd_files_come_through(tmp_path):
+    """One feature, and a name that is not UTF-8."""
+    path = tmp_path / os.fsdecode(b"bad\xff.csv")
+    path.write_text("a,y\n" + "".join(f"{i},{i % 2}\n" for i in range(20)))
+    done = khot(path, "--target", "y", "-k", 1, "--out", tmp_path / "out", *QUICK)
+    assert done.exit_code == 0, done.output
+    assert "RFE" not in done.stdout
+
+
+def broken_npz(tmp_path):
+    path = tmp_path / "a.npz"
+    path.write_bytes(b"PK\x03\x04 not a zip file")
+    return [path]
+
+
+def pickled_npz(tmp_path):
+    np.savez(tmp_path / "a.npz", X=np.array([[object()]], dtype=object))
+    return [tmp_path / "a.npz"]
+
+
+def two_arrays(tmp_path):
+    np.savez(tmp_path / "a.npz", a=np.ones((20, 2)), b=np.ones((20, 3)))
+    return [tmp_path / "a.npz"]
+
+
+def text(name, content, *arguments):
+    def make(tmp_path):
+        (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
+        return [tmp_path / name, *arguments]
+
+    return make
+
+
+ROWS = "".join(f"{i},{i % 2},{i % 3}\n" for i in range(20))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda t: [t / "nosuch.csv"], "is missing"),
+        (lambda t: [t], "is not a file"),
+        (text("a.txt", "x"), "must end in .csv"),
+        (text("a.csv", ""), "is empty"),
+        (text("a.csv", "a,b\n"), "no rows"),
+        (text("a.csv", "a,b\n1,2\n3\n"), "row 2 must have 2 values, like the first line; got 1"),
+        (text("a.csv", "1,2\n3,4\n"), "names of the columns in its first line"),
+        (text("a.csv", "a,b,a\n" + ROWS), "'a' twice"),
+        (text("a.csv", "a,,b\n" + ROWS), "column 2 must have a name"),
+        (text("a.csv", b"a,b\n\xff\xfe,1\n"), "cannot be read as .csv"),
+        (text("a.csv", "a,b,c\n1,2,3\n"), "at least 10 rows; got 1"),
+        (text("a.csv", "alpha,beta,c\n" + ROWS, "--target", "betta"), "did you mean 'beta'"),
+        (text("a.csv", "a,b,c\n" + ROWS, "--target", "zzzz"), "there are 'a', 'b', 'c'"),
+        (text("a.csv", "a,b,c\n" + ROWS, "--drop", "zzzz"), "no such column: 'zzzz'"),
+        (text("a.csv", "a,b,c\n" + ROWS, "--target", "c", "-k", "3"), "1 ≤ k ≤ 2 (number of features); got 3"),
+        (text("a.csv", "a,b,c\n" + ROWS, "--target", "c", "-k", "0"), "got 0"),
+        (
+            text("a.csv", "a,b,c\n" + ROWS, "--drop", "a", "--drop", "b", "--target", "c"),
+            "no columns beside the target",
+        ),
+        (text("a.csv", "a,b\n" + "1,\n" * 20, "-k", "1"), "column 'b' has no values"),
+        (text("a.csv", "a,b\n" + "1,inf\n" * 20, "-k", "1"), "column 'b' has values of 1e+100 or more"),
+        (text("a.csv", "a,b\n" + "1,1e200\n2,1\n" * 20, "--target", "b", "-k", "1"), "must be less than 1e+100"),
+        (text("a.csv", "a;b\n" + "1;1,5\n2;2,5\n" * 20, "-k", "1"), "decimal commas"),
+        (text("a.csv", "a=x,a,b\n" + "1,x,1\n2,y,2\n" * 20, "-k", "1"), "would be a feature a=x"),
+        (text("a.csv", "a,b\n" + "1,x\n" * 20 + "1,y\n", "--target", "b", "-k", "1"), "got 1 of 'y'"),
+        (text("a.csv", "a,b\n" + "1,x\n" * 20, "--target", "b", "-k", "1"), "at least 2 classes; got 1, 'x'"),
+        (text("a.csv", "a,b\n" + "".join(f"w{i},1\n" for i in range(30)), "-k", "1"), "too many different strings"),
+        (text("a.csv", "a,b,c\n" + ROWS, "--task", "regression", "-k", "1"), "--task regression needs --target"),
+        (
+            text("a.csv", "a,b\n" + "1,x\n2,y\n" * 20, "--target", "b", "--task", "regression", "-k", "1"),
+            "holds strings",
+        ),
+        (text("a.csv", "a,b,c\n" + ROWS, "-k", "1", "--seed", "-1"), "0 ≤ seed"),
+        (text("a.csv", "a,b,c\n" + ROWS, "-k", "1", "--steps", "0"), "--steps must be ≥ 1; got 0"),
+        (text("a.parquet", "not parquet"), "cannot be read as .parquet"),
+        (broken_npz, "cannot be read as .npz"),
+        (pickled_npz, "cannot be read as .npz"),
+        (two_arrays, "must hold features X"),
+        (lambda t: ["--target", "y"], "--target and --drop need a FILE"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(tmp_path, make, says):
+    place = tmp_path / "in"
+    place.mkdir()
+    done = khot(*make(place), "--out", tmp_path / "out")
+    assert done.exit_code == 2, done.output
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert says in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_permission_to_write(table, tmp_path, monkeypatch):
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    real = os.access  # root may write anywhere
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: (str(path), mode) != (str(locked), os.W_OK) and real(path, mode)
+    )
+    for options in (("--out", locked), ("--report", locked / "r.html")):
+        done = khot(table, "--target", "label", "-k", 2, *options)
+        assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+        assert "no permission" in done.stderr
+    done = khot(table, "--target", "label", "-k", 2, "--report", tmp_path)
+    assert "must be a file; got a directory" in done.stderr
+    done = khot(table, "--target", "label", "-k", 2, "--out", table / "sub")
+    assert "cannot be made" in done.stderr
+
+
+def test_json_is_one_object(table, tmp_path):
+    done = khot(table, "--target", "label", "-k", 2, "--json", "--out", tmp_path / "out", *QUICK)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert set(found) == {"selected", "scores", "task", "k", "seed", "report", "complete", "notes"}
+    assert found["complete"]
+    assert len(found["notes"]) == 2
+    assert [f["rank"] for f in found["selected"]] == [1, 2]
+    assert set(found["selected"][0]) == {"name", "rank", "inclusion_probability"}
+    assert set(found["scores"]) == {"khot", "all features", "random", "SelectKBest", "L1", "RFE"}
+    assert all(set(score) == {"mean", "std"} for score in found["scores"].values())
+    assert (found["task"], found["k"], found["seed"]) == ("classification", 2, 0)
+    assert found["report"] == str(tmp_path / "out" / "report.html")
+    assert json.loads((tmp_path / "out" / "selection.json").read_text()) == found
+    rows = list(csv.DictReader((tmp_path / "out" / "features.csv").read_text().splitlines()))
+    assert [row["name"] for row in rows if row["selected"] == "1"] == [f["name"] for f in found["selected"]]
+    assert len(rows) == 6
+    assert sum(float(row["inclusion_probability"]) for row in rows) == pytest.approx(2, abs=1e-4)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"report.html", "selection.json", "features.csv"}
+    again = khot(table, "--target", "label", "-k", 2, "--json", *QUICK)
+    assert json.loads(again.stdout)["selected"] == found["selected"]
+    assert json.loads(again.stdout)["report"] is None
+
+
+@pytest.mark.slow
+def test_the_digits_in_a_terminal():
+    done = khot("-k", 5, *QUICK)
+    assert done.exit_code == 0, done.output
+    assert "5 of 64 features" in done.stdout
+    assert done.stdout.count("██") == 5
+    assert "pixel_" in done.stdout
+    assert "RFE" in done.stdout
+    assert "khot's choice" in done.stdout or "ahead of khot's" in done.stdout
+
+
+@pytest.mark.slow
+def test_regression_and_reconstruction(table):
+    done = khot(table, "--target", "alpha", "--drop", "label", "-k", 2, "--json", "--model", "forest", *QUICK)
+    found = json.loads(done.stdout)
+    assert found["task"] == "regression"
+    done = khot(table, "--drop", "label", "-k", 2, "--json", *QUICK)
+    found = json.loads(done.stdout)
+    assert found["task"] == "reconstruction"
+    assert set(found["scores"]) == {"khot", "all features", "random", "PCA, not a choice"}
+    assert found["scores"]["all features"]["mean"] > 0.9
+    assert found["scores"]["khot"]["mean"] <= found["scores"]["PCA, not a choice"]["mean"] + 0.05
+
+
+def test_help_teaches():
+    done = khot("--help")
+    assert "houses.csv --target price" in done.stdout
+    both = [subprocess.run([sys.executable, "-m", "khot", "select", "--help"], capture_output=True, check=True).stdout]
+    assert b"houses.csv" in both[0]
+
+
+def test_without_scikit_learn():
+    code = "import sys; sys.modules['sklearn'] = None; sys.argv = ['khot', 'select']\nfrom khot.cli import main\nmain()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, "khot[select]" in done.stderr, done.stderr.count("\n")) == (2, True, 1)
+
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--disable-quic", "--virtual-time-budget=2000"),
+)
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(BROWSER is None and not os.environ.get("KHOT_BROWSER"), reason="no Chromium on this machine")
+def test_the_report_in_a_browser(table, tmp_path):
+    """Its content as a browser sees it, hostile names included, on a phone's width; and no request leaves."""
+    assert BROWSER is not None, "KHOT_BROWSER is set, and there is no Chromium"
+    hostile = "<script>document.title='owned'</script><img src=https://example.com/x.png>"
+    rewritten(table, "alpha", f'"{hostile}"')
+    report = tmp_path / "report.html"
+    assert khot(table, "--target", "label", "-k", 2, "--report", report, *QUICK).exit_code == 0
+    profile, log = f"--user-data-dir={tmp_path / 'profile'}", tmp_path / "net.json"
+    options = [BROWSER, *FLAGS, profile, f"--log-net-log={log}", "--window-size=390,800"]
+    done = subprocess.run([*options, "--dump-dom", report.as_uri()], capture_output=True, text=True, check=True)
+    assert "What was chosen" in done.stdout
+    assert "Against other choices" in done.stdout
+    assert done.stdout.count("<svg") == 4
+    assert "&lt;script&gt;document" in done.stdout
+    assert "<title>owned" not in done.stdout
+    assert "<img" not in done.stdout
+    assert "example.com" not in log.read_text()
+    check = tmp_path / "width.html"
+    check.write_text(
+        report.read_text()
+        .replace("default-src 'none'", "script-src 'unsafe-inline'")
+        .replace(
+            "</html>",
+            "<script>document.title = document.documentElement.scrollWidth + ' of ' + innerWidth</script></html>",
+        )
+    )
+    done = subprocess.run([*options, "--dump-dom", check.as_uri()], capture_output=True, text=True, check=True)
+    wide, screen = map(int, done.stdout.split("<title>")[1].split("</title>")[0].split(" of "))
+    assert wide <= screen  # nothing hangs over the side
+
+
+def test_the_report_is_whole_and_alone(table, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["khot", "select", "my table.csv", "-k", "2"])
+    report = tmp_path / "report.html"
+    khot(table, "--target", "label", "-k", 2, "--report", report, "--steps", 20)
+    page = report.read_text()
+    assert page.endswith("</html>\n")
+    assert "http://" not in page
+    assert "https://" not in page
+    assert "khot select &#x27;my table.csv&#x27; -k 2" in page
+    assert "replaced by the median" in page
+    assert "torch 2" in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "after"), [(signal.SIGINT, "choosing"), (signal.SIGINT, "comparing"), (signal.SIGKILL, "choosing")]
+)
+def test_a_killed_run_leaves_all_or_nothing(tmp_path, how, after):
+    """`tests/kill_select.py` does it at random moments, many times."""
+    from kill_select import start, state_of
+
+    process = start(tmp_path / "out", wait_for=after)
+    time.sleep(0.2)
+    process.send_signal(how)
+    process.wait(60)
+    assert state_of(tmp_path / "out") == ("whole" if how == signal.SIGINT else "nothing")
+    assert process.returncode == (130 if how == signal.SIGINT else -signal.SIGKILL)
