@@ -13,7 +13,8 @@ template <class V> struct At {
 // What scores within e^−certain of nothing have in common: the logistic and the Laplace cdf.
 struct Exponential {
   static constexpr bool is_smooth = true;
-  // τ lies within so many T of the two order statistics around k; `crowd` is n over the distance of k from the next whole numbers.
+  // τ lies within so many T of the two order statistics around k; `crowd` is n over the distance of k from the next
+  // whole numbers.
   static double reach(double crowd) { return std::log(crowd) + 1; }
   // Beyond reach by so many T a tail is below rounding, even n of them.
   template <class T> static double certain(double n) { return std::log(n) + (sizeof(T) == 4 ? 20 : 42); }
