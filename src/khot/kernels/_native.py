@@ -323,7 +323,7 @@ def _mask(mask: Tensor | None, n: int) -> tuple[Tensor | None, int | None, int, 
 
 
 def _column(value: Any) -> tuple[Any, int | None, int, float]:
-    """Return one number per row: a tensor (to be kept while it is read), its address and stride; or one for all rows."""
+    """Return one number per row: the tensor (to be kept while it is read), its address and stride; or the number."""
     if not isinstance(value, Tensor):
         return None, None, 0, value
     value = value.to(torch.float64)

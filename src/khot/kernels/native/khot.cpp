@@ -80,10 +80,11 @@ template <class T> void topk(const khot_rows& rows, T* y) {
   const auto& table = kernels(rows.path, T());
   const int64_t n = rows.n;
   if (table.quick_eight && rows.cdf == KHOT_SIGMOID && n <= khot::kShort && rows.rows >= kFewRows) {
-    const int64_t batches = (rows.rows + kBatch - 1) / kBatch;
-    return for_rows(batches, kBatch * n, rows.threads, [&](int64_t b, int) {
-      const int64_t first = b * kBatch, rest = rows.rows - first;
-      topk_short(table, rows, first, rest < kBatch ? rest : kBatch, y);
+    // Multiples of eight, whatever the number of threads: the same rows come together, and give the same bits.
+    const int64_t most = kParallel / n < kBatch ? kParallel / n & ~(int64_t)7 : kBatch;
+    return for_rows((rows.rows + most - 1) / most, most * n, rows.threads, [&](int64_t b, int) {
+      const int64_t first = b * most, rest = rows.rows - first;
+      topk_short(table, rows, first, rest < most ? rest : most, y);
     });
   }
   for_rows(rows.rows, n, rows.threads,

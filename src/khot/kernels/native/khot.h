@@ -29,8 +29,7 @@ typedef struct {
   int64_t k_stride;
   const double* temperature; /* likewise */
   int64_t temperature_stride;
-  const uint8_t*
-      mask; /* entry i of row r may be chosen if mask[r * mask_row_stride + i * mask_stride]; null: all may */
+  const uint8_t* mask; /* entry i of row r is mask[r * mask_row_stride + i * mask_stride]; null: all may be chosen */
   int64_t mask_row_stride, mask_stride;
   double k_of_all, temperature_of_all;
   int32_t dtype, threads, path, cdf;

@@ -14,7 +14,7 @@ constexpr int64_t kParallel = 16384;  // from so many scores on, several threads
 // split. A region inside another, even one of a single thread, would have to start threads of its own.
 template <class Body> void for_rows(int64_t rows, int64_t n, int threads, Body body) {
   const bool split = rows < threads && n >= kSplit;
-  if (split || threads == 1 || rows * n < kParallel) {
+  if (split || threads == 1 || rows == 1 || rows * n < kParallel) {
     for (int64_t r = 0; r < rows; ++r) body(r, split ? threads : 1);
     return;
   }

@@ -77,7 +77,8 @@ template <class F, class V, class T>
 Balance locate(const Row<T>& row, const Census& census, bool just_p, T* p, Point<T>* point) {
   const double k = row.k - (double)census.infinite, part = k - std::floor(k), finite = (double)census.finite;
   const double share = part == 0 ? 1 : (part < 0.5 ? part : 1 - part);
-  const double reach = F::reach(finite / share), certain = F::template certain<T>(finite);
+  using One = Scalar<double>;
+  const double reach = F::template reach<One>(finite / share), certain = F::template certain<T, One>(finite);
   T upper, lower;
   const bool is_whole = census.finite == row.n && !row.mask;
   if (!is_whole) gather<V>(row, true, p);

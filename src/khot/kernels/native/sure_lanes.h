@@ -122,8 +122,8 @@ inline unsigned sure_eight(const Row<float>* given, float* const* out) {
     const double part = rows.k64[r] - std::floor(rows.k64[r]);
     shares[r] = (float)(part == 0 ? 1 : part < 0.5 ? part : 1 - part);
   }
-  const auto reach = V::add(V::log(V::div(finite, V::load(shares))), one);
-  const auto certain = V::add(V::log(finite), V::set(20));  // both as in Exponential
+  const auto reach = Logistic::reach<V>(V::div(finite, V::load(shares)));
+  const auto certain = Logistic::certain<float, V>(finite);
   __m256 upper, lower;
   select_columns(rows, V::lanes(usable), &upper, &lower);
   const auto gap = V::mul(V::sub(upper, lower), scale), middle = V::fma(half, upper, V::mul(half, lower));
