@@ -33,17 +33,17 @@ figures: $(call stamp,docs)
 	$(BIN)/python docs/make_figures.py
 
 # The C entry points under the address and undefined-behaviour sanitizers, with 100,000 random cases.
-SANITIZE := $(CXX) -O1 -g -std=c++17 -fopenmp -fno-math-errno -ffp-contract=off -fsanitize=address,undefined -fno-sanitize-recover=all
+SANITIZE := $(CXX) -O1 -g -std=c++17 -fopenmp -fno-math-errno -ffp-contract=off -fsanitize=address,undefined -fno-sanitize-recover=all -I$(NATIVE)
 X86 := $(filter x86_64,$(shell uname -m))
 sanitize:
 	@mkdir -p build
 	$(if $(X86),$(SANITIZE) -mavx2 -mfma -c $(NATIVE)/avx2.cpp -o build/avx2.o)
-	$(SANITIZE) $(filter-out %/avx2.cpp,$(wildcard $(NATIVE)/*.cpp)) tests/native/fuzz.cpp $(if $(X86),build/avx2.o) -o build/fuzz
+	$(SANITIZE) $(filter-out %/avx2.cpp,$(wildcard $(NATIVE)/*.cpp)) tests/kernels/native/fuzz.cpp $(if $(X86),build/avx2.o) -o build/fuzz
 	build/fuzz 100000
 
 # The package builds with and without a compiler.
 wheels: $(call stamp,test)
-	$(BIN)/python tests/native/check_wheels.py
+	$(BIN)/python tests/kernels/native/check_wheels.py
 
 # Wants a quiet machine.
 speed: $(call stamp,test)

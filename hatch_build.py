@@ -1,7 +1,8 @@
-"""Builds the native library with the package when a C++ compiler is there, and says so when it is not."""
+"""Build the native library with the package if there is a C++ compiler (GCC or Clang), and say so if there is none."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shlex
@@ -20,7 +21,7 @@ WIDE = {"avx2.cpp": ["-mavx2", "-mfma"]}  # files that only some processors run;
 
 
 class NativeBuild(BuildHookInterface):  # type: ignore[type-arg]
-    """Hatch's hook: a platform wheel with the library, or a pure one without."""
+    """Make hatch build a platform wheel with the library, or a pure one without."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build, and record the outcome beside the library for `khot.kernels.status()`."""
@@ -37,11 +38,13 @@ class NativeBuild(BuildHookInterface):  # type: ignore[type-arg]
 
 
 def build(sources: Path, library: Path) -> str:
-    """Compile the library; a line that says how it went."""
+    """Compile the library and return a line that says how it went."""
     named = shlex.split(os.environ.get("CXX", ""))
     found = named or [path for path in (shutil.which(name) for name in ("c++", "g++", "clang++")) if path][:1]
     if not found or not shutil.which(found[0]):
-        return "not built: no C++ compiler (looked for $CXX, c++, g++, clang++)"
+        return "not built: no C++ compiler (looked for $CXX, c++, g++, clang++; GCC or Clang is needed)"
+    # Python computes the same number from the same file, and refuses a library that was built from another one.
+    abi = "-DKHOT_ABI=0x" + hashlib.sha256((sources / "khot.h").read_bytes()).hexdigest()[:8]
     x86 = platform.machine().lower() in ("x86_64", "amd64")
     with tempfile.TemporaryDirectory() as folder:
         objects = []
@@ -49,7 +52,7 @@ def build(sources: Path, library: Path) -> str:
             if source.name in WIDE and not x86:
                 continue
             objects.append(f"{folder}/{source.stem}.o")
-            failure = run([*found, *FLAGS, *WIDE.get(source.name, []), "-c", str(source), "-o", objects[-1]])
+            failure = run([*found, *FLAGS, abi, *WIDE.get(source.name, []), "-c", str(source), "-o", objects[-1]])
             if failure:
                 return f"not built: {source.name}: {failure}"
         failure = run([*found, "-shared", "-fopenmp", *objects, "-o", f"{folder}/{library.name}"])
@@ -61,7 +64,7 @@ def build(sources: Path, library: Path) -> str:
 
 
 def run(command: list[str]) -> str | None:
-    """Run a compiler; the first line of its complaint if it failed."""
+    """Run a compiler and return the first line of its error message, or None if it succeeded."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:

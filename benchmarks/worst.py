@@ -1,7 +1,9 @@
-"""The slowest cases of the robustness grid at a million scores, in units of `torch.sigmoid` on the same scores.
+"""The slowest cases of the robustness grid: a long row, and short rows.
 
-One thread, process CPU time, float32. The grid is run through several times, khot and sigmoid in turns; a case's figure
-is the ratio of the two medians. Writes `worst.csv` and the table of the docs.
+One thread, process CPU time. A million scores (float32) are compared with `torch.sigmoid` on the same scores, in
+`worst.csv` and `worst.md`. Many short rows are compared with normal scores of the same shape at T = 1 and k = n/4, in
+`worst-short.csv` and `worst-short.md`: what the values of the scores, k and T can cost. The grid is run through several
+times, each case and its yardstick in turns; a case's figure is the ratio of the two medians of that one run.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -33,7 +35,7 @@ class Row(NamedTuple):
 
 
 def cpu_time(call: Callable[[], Tensor]) -> float:
-    """Seconds of one call."""
+    """Return the seconds that one call takes."""
     start = time.process_time()
     call()
     return time.process_time() - start
@@ -55,6 +57,68 @@ def measure(n: int, rounds: int) -> list[Row]:
         rows += [Row(name, *case, statistics.median(times) / base) for case, times in zip(cases, ours, strict=True)]
         common.say(name, done, len(SCORE_KINDS))
     return rows
+
+
+class Short(NamedTuple):
+    """One case of short rows, and how many times it took as long as normal scores."""
+
+    scores: str
+    rows: int
+    n: int
+    dtype: str
+    temperature: float
+    k: float
+    ratio: float
+
+
+SHAPES = ((8192, 8), (4096, 16), (1024, 64), (512, 256))  # (rows, n)
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+KINDS = (*SCORE_KINDS, "0 and 1", "confident")
+
+
+def short_scores(name: str, rows: int, n: int) -> Tensor:
+    """Rows of scores of a named kind; "confident": one score is 20 above normal ones."""
+    if name in SCORE_KINDS:
+        return torch.stack([score_vector(name, n, seed=SEED + row) for row in range(rows)])
+    rng = torch.Generator().manual_seed(SEED)
+    x = torch.randn(rows, n, generator=rng, dtype=torch.float64)
+    return (x > 1).double() if name == "0 and 1" else x + 20 * (torch.arange(n) == n // 3)
+
+
+def measure_short(shapes: Sequence[tuple[int, int]], rounds: int) -> list[Short]:
+    """Measure every case of short rows."""
+    found = []
+    for (rows, n), (dtype, kind) in product(shapes, DTYPES.items()):
+        usual = short_scores("normal", rows, n).to(kind)
+        for name in KINDS:
+            x = short_scores(name, rows, n).to(kind)
+            for temperature, k in product((0.001, 0.01, 0.03, 0.1, 1.0), (0.5, 1, n / 4, n / 2, n - 1, n - 0.01)):
+                ours, base = [], []
+                for _ in range(rounds):
+                    base.append(cpu_time(lambda x=usual, k=n / 4: khot.sigmoid_topk(x, k)))
+                    ours.append(cpu_time(lambda x=x, k=k, t=temperature: khot.sigmoid_topk(x, k, temperature=t)))
+                ratio = statistics.median(ours) / statistics.median(base)
+                found.append(Short(name, rows, n, dtype, temperature, k, ratio))
+        if sys.stderr.isatty():
+            print(f"\r{rows}×{n} {dtype}    ", end="", file=sys.stderr, flush=True)
+    return found
+
+
+def report_short(cases: list[Short]) -> str:
+    """Tabulate the worst case of each kind of scores, for each shape."""
+    shapes = list(dict.fromkeys((case.rows, case.n) for case in cases))
+
+    def worst(name: str, shape: tuple[int, int], dtype: str) -> float:
+        return max(c.ratio for c in cases if (c.scores, (c.rows, c.n), c.dtype) == (name, shape, dtype))
+
+    lines = [[name, *(" / ".join(f"{worst(name, s, d):.1f}" for d in DTYPES) for s in shapes)] for name in KINDS]
+    return (
+        "<!-- Written by benchmarks/worst.py; do not edit. -->\n\n"
+        + markdown_table(["scores", *(f"{rows}×{n}" for rows, n in shapes)], lines)
+        + "\n\nThe worst of 30 cases (T from 0.001 to 1, k from 0.5 to n − 0.01), float32 / float64, forward, one "
+        "thread: CPU time in units of that of normal scores with T = 1 and k = n/4, in one interleaved run; "
+        f"{environment()['cpu']}.\n"
+    )
 
 
 def report(rows: list[Row], n: int) -> str:
@@ -80,9 +144,13 @@ def main() -> int:
     torch.set_num_threads(1)
     n, rounds = (1000, 1) if args.quick else (args.n, args.rounds)
     rows, places = measure(n, rounds), common.places(args)
-    common.write(places.results / "worst.csv", common.to_csv(rows))
-    common.write(places.tables / "worst.md", report(rows, n))
-    common.show(args, rows, f"worst: {max(row.times_sigmoid for row in rows):.1f} × torch.sigmoid")
+    short = measure_short(((64, 8), (32, 16)) if args.quick else SHAPES, rounds)
+    for name, table, text in (("worst", rows, report(rows, n)), ("worst-short", short, report_short(short))):
+        common.write(places.results / f"{name}.csv", common.to_csv(table))
+        common.write(places.tables / f"{name}.md", text)
+    worst, worst_short = max(row.times_sigmoid for row in rows), max(case.ratio for case in short)
+    verdict = f"worst: {worst:.1f} × torch.sigmoid; of short rows {worst_short:.1f} × normal scores"
+    common.show(args, [*rows, *short], verdict)
     return 0
 
 

@@ -1,5 +1,6 @@
 """The scripts behind the tables of the docs run, and the tables are what they wrote."""
 
+import csv
 import json
 import math
 import sys
@@ -48,6 +49,23 @@ def test_worst_cases():
     assert len(rows) == 300
     assert all(ratio > 0 for *_, ratio in rows)
     assert "| cauchy |" in worst.report(rows, 300)
+
+
+def test_worst_cases_of_short_rows():
+    cases = worst.measure_short([(8, 8), (4, 16)], 1)
+    assert len(cases) == 2 * 2 * len(worst.KINDS) * 30
+    assert all(case.ratio > 0 for case in cases)
+    assert "| scores | 8×8 | 4×16 |" in worst.report_short(cases)
+    assert "| confident |" in worst.report_short(cases)
+
+
+def test_the_table_of_short_rows_is_that_of_the_results():
+    with (common.ROOT / "benchmarks" / "results" / "worst-short.csv").open(encoding="utf-8") as file:
+        _, *rows = csv.reader(file)
+    cases = [worst.Short(a, int(b), int(c), d, *map(float, rest)) for a, b, c, d, *rest in rows]
+    table = worst.report_short(cases).split("\n\nThe worst of")[0]
+    assert table in (common.ROOT / "docs" / "tables" / "worst-short.md").read_text(encoding="utf-8")
+    assert max(case.ratio for case in cases) < 8
 
 
 @pytest.mark.slow

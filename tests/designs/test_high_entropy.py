@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 from design_cases import A6K3, EVERY, GIVEN, generator, scores
-from sampling import marginals_by_programme
 from torch import Tensor
 from torch.distributions import kl_divergence
 
 import khot
+from benchmarks.sampling import marginals_by_programme
 from khot import ops
 from khot._math import natural, subsets
 from khot.designs import Brewer, ConditionalPoisson, Pareto, Pivotal, Sampford, Systematic

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -12,34 +13,70 @@ from torch import Tensor
 from .._math import threshold
 from .._math.cdfs import SIGMOID
 
-ABI = 5  # khot_abi() in native/khot.cpp
 HERE = Path(__file__).parent
 WIDE, PORTABLE = 1, 0  # the path: the widest vectors this machine has, or one lane at a time
 
-_POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-_COLUMN = (_POINTER, _LONG)  # one number per row: address, stride
-_ROWS = (_POINTER, _LONG, _LONG)  # scores, rows, n
-_MASK = (_POINTER, _LONG, _LONG)  # address, stride of rows, stride
-_SIGNATURES = {
-    # x, k, T, mask, threads, path, cdf, y
-    "khot_topk_": (*_ROWS, *_COLUMN, *_COLUMN, *_MASK, _INT, _INT, _INT, _POINTER),
-    # x, k, T, mask, threads, path, z, is_left
-    "khot_sigmoid_margin_": (*_ROWS, *_COLUMN, *_COLUMN, *_MASK, _INT, _INT, _POINTER, _POINTER),
-    # x, k, mask, threads, path, out
-    "khot_hard_topk_": (*_ROWS, *_COLUMN, *_MASK, _INT, _INT, _POINTER),
-    # y, g, T, threads, path, cdf, dx, dk
-    "khot_topk_pull_": (_POINTER, *_ROWS, *_COLUMN, _INT, _INT, _INT, _POINTER, _POINTER),
-    # p, is_whole, seed, order, is_random, stride of the order's rows, draws, is_paired, threads, out
-    "khot_pivotal_": (*_ROWS, _POINTER, _LONG, _POINTER, _INT, _LONG, _LONG, _INT, _INT, _POINTER),
-    # p, k, seed, draws, is_paired, threads, out
-    "khot_systematic_": (*_ROWS, _POINTER, _LONG, _LONG, _INT, _INT, _POINTER),
+_POINTER, _LONG, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_double
+
+
+class _Rows(ctypes.Structure):
+    """`khot_rows` of native/khot.h."""
+
+    _fields_ = (
+        ("x", _POINTER),
+        ("rows", _LONG),
+        ("n", _LONG),
+        ("k", _POINTER),
+        ("k_stride", _LONG),
+        ("temperature", _POINTER),
+        ("temperature_stride", _LONG),
+        ("mask", _POINTER),
+        ("mask_row_stride", _LONG),
+        ("mask_stride", _LONG),
+        ("k_of_all", _DOUBLE),
+        ("temperature_of_all", _DOUBLE),
+        ("dtype", _INT),
+        ("threads", _INT),
+        ("path", _INT),
+        ("cdf", _INT),
+    )
+
+
+class _Draws(ctypes.Structure):
+    """`khot_draws` of native/khot.h."""
+
+    _fields_ = (
+        ("p", _POINTER),
+        ("rows", _LONG),
+        ("n", _LONG),
+        ("seed", _LONG),
+        ("draws", _LONG),
+        ("is_paired", _INT),
+        ("dtype", _INT),
+        ("threads", _INT),
+    )
+
+
+_ROWS, _DRAWS = ctypes.POINTER(_Rows), ctypes.POINTER(_Draws)
+_SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {
+    "khot_abi": ((), ctypes.c_uint32),
+    "khot_has_avx2": ((), _INT),
+    "khot_topk": ((_ROWS, _POINTER), None),  # y
+    "khot_sigmoid_margin": ((_ROWS, _POINTER, _POINTER), None),  # z, is_left
+    "khot_hard_topk": ((_ROWS, _POINTER), None),  # out
+    "khot_topk_pull": ((_ROWS, _POINTER, _POINTER, _POINTER), None),  # g, dx, dk
+    # is_integer, order, stride of the order's rows, is_random, out
+    "khot_pivotal": ((_DRAWS, _POINTER, _POINTER, _LONG, _INT, _POINTER), _INT),
+    "khot_systematic": ((_DRAWS, _POINTER, _POINTER), None),  # k, out
+    "khot_uniform": ((_LONG, _LONG, _LONG, _INT, _POINTER), None),  # seed, stream, count, threads, out
+    "khot_order": ((_POINTER, _LONG, _LONG, _INT, _POINTER), _INT),  # keys, rows, n, threads, out
 }
-CDFS = {"sigmoid": 0, "laplace": 1, "euclidean": 2}  # khot::Cdf in native/kernels.h
-_NAMES = {torch.float32: "float", torch.float64: "double"}
+CDFS = {"sigmoid": 0, "laplace": 1, "euclidean": 2}  # the cdfs of native/khot.h
+_DTYPES = {torch.float32: 0, torch.float64: 1}
 
 
 def _load() -> tuple[ctypes.CDLL | None, str]:
-    """The library, and a line that says what serves the CPU and why."""
+    """Load the library; return it, or None, and a line that says what serves the CPU and why."""
     note = HERE / "build.txt"
     built = note.read_text().strip() if note.exists() else "not built: khot was not installed by its own build"
     files = sorted(HERE.glob("libkhot.*"))
@@ -50,17 +87,11 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         )
     try:
         library = ctypes.CDLL(str(files[0]))
-        abi = library.khot_abi()
-        if abi != ABI:
-            return None, f"eager torch (native library has interface {abi}, not {ABI}: reinstall khot)"
-        for prefix, arguments in _SIGNATURES.items():
-            for suffix in _NAMES.values():
-                function = getattr(library, prefix + suffix)
-                function.argtypes, function.restype = arguments, None
-        # seed, stream, count, threads, out
-        library.khot_uniform.argtypes, library.khot_uniform.restype = (_LONG, _LONG, _LONG, _INT, _POINTER), None
-        # keys, rows, n, threads, out
-        library.khot_order.argtypes, library.khot_order.restype = (_POINTER, _LONG, _LONG, _INT, _POINTER), None
+        for name, (arguments, result) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, result
+        if library.khot_abi() != _header_hash():
+            return None, "eager torch (native library was built from another version of khot.h: reinstall khot)"
     except (OSError, AttributeError) as error:
         return None, f"eager torch (native library does not load: {error})"
     width = "AVX2" if library.khot_has_avx2() else "portable"
@@ -68,12 +99,12 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     return library, f"native, {width} (for {what}; {built})"
 
 
+def _header_hash() -> int:
+    """Return the number that `hatch_build.py` compiles into the library: a hash of the C header."""
+    return int(hashlib.sha256((HERE / "native" / "khot.h").read_bytes()).hexdigest()[:8], 16)
+
+
 LIBRARY, REASON = _load()
-_FUNCTIONS: dict[tuple[str, torch.dtype], Any] = {
-    (prefix, dtype): getattr(LIBRARY, prefix + suffix, None)
-    for prefix in _SIGNATURES
-    for dtype, suffix in _NAMES.items()
-}
 
 
 def native_topk(
@@ -88,7 +119,7 @@ def native_topk(
     x = x.contiguous()
     y = torch.empty_like(x)
     if y.numel():
-        _solve("khot_topk_", x, k, temperature, mask, path, CDFS[cdf], y.data_ptr())
+        _solve("khot_topk", x, k, temperature, mask, path, CDFS[cdf], y.data_ptr())
     return y
 
 
@@ -98,23 +129,34 @@ def _solve(
     k: float | Tensor,
     temperature: float | Tensor,
     mask: Tensor | None,
-    *others: int,
+    path: int,
+    cdf: int,
+    *outputs: int | None,
 ) -> None:
-    """Call one of the two functions that take rows; the other arguments are those after the threads."""
+    """Call one of the functions that take rows."""
     n = x.shape[-1]
-    k, *k_place = _column(k)
-    temperature, *temperature_place = _column(temperature)
-    mask, *mask_place = _mask(mask, n)
-    _FUNCTIONS[name, x.dtype](
+    k, k_address, k_stride, k_of_all = _column(k)
+    temperature, address, stride, of_all = _column(temperature)
+    mask, mask_address, mask_row_stride, mask_stride = _mask(mask, n)
+    rows = _Rows(
         x.data_ptr(),
         x.numel() // n,
         n,
-        *k_place,
-        *temperature_place,
-        *mask_place,
+        k_address,
+        k_stride,
+        address,
+        stride,
+        mask_address,
+        mask_row_stride,
+        mask_stride,
+        k_of_all,
+        of_all,
+        _DTYPES[x.dtype],
         torch.get_num_threads(),
-        *others,
+        path,
+        cdf,
     )
+    getattr(LIBRARY, name)(rows, *outputs)
 
 
 def margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, path: int = WIDE) -> Tensor:
@@ -124,8 +166,10 @@ def margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, path:
     """
     x, n = x.contiguous(), x.shape[-1]
     z = torch.empty_like(x)
+    if not z.numel():
+        return z
     is_left = torch.empty(z.numel() // n, dtype=torch.bool, device="cpu")
-    _solve("khot_sigmoid_margin_", x, k, temperature, mask, path, z.data_ptr(), is_left.data_ptr())
+    _solve("khot_sigmoid_margin", x, k, temperature, mask, path, CDFS["sigmoid"], z.data_ptr(), is_left.data_ptr())
     if bool(is_left.any()):
         rows = [t.reshape(len(is_left), -1)[is_left] for t in (x, k, temperature)]
         allowed = None if mask is None else mask.reshape(-1, n)[is_left]
@@ -143,70 +187,49 @@ def native_pull(
     path: int = WIDE,
 ) -> Tensor:
     """The cotangent of x for that of y; that of k is written to `dk` if it is given."""
-    g, y, n = (g if g.dtype == y.dtype else g.to(y.dtype)).contiguous(), y.contiguous(), y.shape[-1]
+    g, y = (g if g.dtype == y.dtype else g.to(y.dtype)).contiguous(), y.contiguous()
     dx = torch.empty_like(y)
-    if dx.numel() == 0:
-        return dx
-    temperature, *temperature_place = _column(temperature)
-    _FUNCTIONS["khot_topk_pull_", y.dtype](
-        y.data_ptr(),
-        g.data_ptr(),
-        dx.numel() // n,
-        n,
-        *temperature_place,
-        torch.get_num_threads(),
-        path,
-        CDFS[cdf],
-        dx.data_ptr(),
-        None if dk is None else dk.data_ptr(),
-    )
+    if dx.numel():
+        address = None if dk is None else dk.data_ptr()
+        _solve("khot_topk_pull", y, 0.0, temperature, None, path, CDFS[cdf], g.data_ptr(), dx.data_ptr(), address)
     return dx
 
 
-def hard_topk(x: Tensor, k: Tensor, mask: Tensor | None, path: int = WIDE) -> Tensor:
+def hard_topk(x: Tensor, k: float | Tensor, mask: Tensor | None, path: int = WIDE) -> Tensor:
     """As `_math.select.k_hot`."""
-    x, n = x.contiguous(), x.shape[-1]
+    x = x.contiguous()
     out = torch.empty_like(x)
-    if out.numel() == 0:
-        return out
-    k, *k_place = _column(k)
-    mask, *mask_place = _mask(mask, n)
-    _FUNCTIONS["khot_hard_topk_", x.dtype](
-        x.data_ptr(), out.numel() // n, n, *k_place, *mask_place, torch.get_num_threads(), path, out.data_ptr()
-    )
+    if out.numel():
+        _solve("khot_hard_topk", x, k, 1.0, mask, path, 0, out.data_ptr())
     return out
 
 
 def pivotal(
-    p: Tensor, is_whole: Tensor, seed: Tensor, order: Tensor | None, is_random: bool, draws: int, is_paired: bool
+    p: Tensor, is_integer: Tensor, seed: Tensor, order: Tensor | None, is_random: bool, draws: int, is_paired: bool
 ) -> Tensor:
     """As `_math.pivotal.draw`."""
-    p, is_whole = _sampled(p).contiguous(), is_whole.contiguous()
+    assert LIBRARY is not None
+    p, is_integer = _sampled(p).contiguous(), is_integer.contiguous()
     out = p.new_empty(draws * p.shape[0], p.shape[1])
     order = None if order is None else order.contiguous()
-    _FUNCTIONS["khot_pivotal_", p.dtype](
-        p.data_ptr(),
-        *p.shape,
-        is_whole.data_ptr(),
-        int(seed),
+    status = LIBRARY.khot_pivotal(
+        _draws(p, seed, draws, is_paired),
+        is_integer.data_ptr(),
         None if order is None else order.data_ptr(),
-        is_random,
         0 if order is None or len(order) == 1 else p.shape[1],
-        draws,
-        is_paired,
-        torch.get_num_threads(),
+        is_random,
         out.data_ptr(),
     )
+    _require_memory(status, p)
     return out
 
 
 def systematic(p: Tensor, k: Tensor, seed: Tensor, draws: int, is_paired: bool) -> Tensor:
     """As `_math.systematic.draw`."""
+    assert LIBRARY is not None
     p, k = _sampled(p).contiguous(), k.contiguous()
     out = p.new_empty(draws * p.shape[0], p.shape[1])
-    _FUNCTIONS["khot_systematic_", p.dtype](
-        p.data_ptr(), *p.shape, k.data_ptr(), int(seed), draws, is_paired, torch.get_num_threads(), out.data_ptr()
-    )
+    LIBRARY.khot_systematic(_draws(p, seed, draws, is_paired), k.data_ptr(), out.data_ptr())
     return out
 
 
@@ -223,30 +246,41 @@ def order(keys: Tensor, n: int) -> Tensor:
     assert LIBRARY is not None
     keys = keys.contiguous()
     out = torch.empty(*keys.shape, n, dtype=torch.int64, device="cpu")
-    LIBRARY.khot_order(keys.data_ptr(), keys.numel(), n, torch.get_num_threads(), out.data_ptr())
+    status = LIBRARY.khot_order(keys.data_ptr(), keys.numel(), n, torch.get_num_threads(), out.data_ptr())
+    _require_memory(status, out)
     return out
 
 
+def _draws(p: Tensor, seed: Tensor, draws: int, is_paired: bool) -> _Draws:
+    return _Draws(p.data_ptr(), *p.shape, int(seed), draws, is_paired, _DTYPES[p.dtype], torch.get_num_threads())
+
+
+def _require_memory(status: int, rows: Tensor) -> None:
+    """Raise MemoryError if the status of a call is not KHOT_OK."""
+    if status:
+        n = rows.shape[-1]
+        raise MemoryError(f"no memory to sample rows of {n} items, {26 * n} bytes for each thread; use fewer threads")
+
+
 def _sampled(p: Tensor) -> Tensor:
-    """In a dtype that has a kernel."""
-    return p if p.dtype in _NAMES else p.to(torch.float32)
+    """Convert to a dtype that has a kernel, if need be."""
+    return p if p.dtype in _DTYPES else p.to(torch.float32)
 
 
 def _mask(mask: Tensor | None, n: int) -> tuple[Tensor | None, int | None, int, int]:
-    """The mask as rows (to be kept while it is read), its address, and its strides."""
+    """Return the mask as rows (to be kept while it is read), its address, and its strides."""
     if mask is None:
         return None, None, 0, 0
     mask = mask.reshape(-1, n)  # a view, unless inner batch dimensions were broadcast
     return mask, mask.data_ptr(), mask.stride(0), mask.stride(1)
 
 
-def _column(value: Any) -> tuple[Any, int, int]:
-    """One number per row (to be kept while it is read), its address, and its stride: 0 if all rows share it."""
+def _column(value: Any) -> tuple[Any, int | None, int, float]:
+    """Return one number per row: the tensor (to be kept while it is read), its address and stride; or the number."""
     if not isinstance(value, Tensor):
-        number = ctypes.c_double(value)
-        return number, ctypes.addressof(number), 0
+        return None, None, 0, value
     value = value.to(torch.float64)
     if not any(value.stride()):
-        return value, value.data_ptr(), 0
+        return value, value.data_ptr(), 0, 0.0
     value = value.contiguous()
-    return value, value.data_ptr(), 1
+    return value, value.data_ptr(), 1, 0.0

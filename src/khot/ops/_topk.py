@@ -283,7 +283,7 @@ def _cpu_topk(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, cd
 def _cpu_margin(
     x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, costs: Tensor | None, cdf: str
 ) -> Tensor:
-    if HAS_NATIVE and costs is None and cdf == "sigmoid" and x.numel():
+    if HAS_NATIVE and costs is None and cdf == "sigmoid":
         return _native.margin(x, k, temperature, mask)
     return _eager_margin(x, k, temperature, mask, costs, cdf, early_stop=True)
 

@@ -13,10 +13,13 @@ template <class V> struct At {
 // What scores within e^−certain of nothing have in common: the logistic and the Laplace cdf.
 struct Exponential {
   static constexpr bool is_smooth = true;
-  // τ lies within so many T of the two order statistics around k; `crowd` is n over the distance of k from the next whole numbers.
-  static double reach(double crowd) { return std::log(crowd) + 1; }
-  // Beyond reach by so many T a tail is below rounding, even n of them.
-  template <class T> static double certain(double n) { return std::log(n) + (sizeof(T) == 4 ? 20 : 42); }
+  // τ lies within so many T of the two order statistics around k; `crowd` is n over the distance of k from the next
+  // whole numbers.
+  template <class V> static typename V::reg reach(typename V::reg crowd) { return V::add(V::log(crowd), V::set(1)); }
+  // Beyond reach by so many T a tail of a T is below rounding, even n of them.
+  template <class T, class V> static typename V::reg certain(typename V::reg n) {
+    return V::add(V::log(n), V::set(sizeof(T) == 4 ? 20 : 42));
+  }
 };
 
 struct Logistic : Exponential {
@@ -42,8 +45,8 @@ struct Laplace : Exponential {
 
 struct Euclidean {
   static constexpr bool is_logistic = false, is_smooth = false;
-  static double reach(double) { return 1; }
-  template <class T> static double certain(double) { return 1; }
+  template <class V> static typename V::reg reach(typename V::reg) { return V::set(1); }
+  template <class T, class V> static typename V::reg certain(typename V::reg) { return V::set(1); }
   template <class V> static At<V> at(typename V::reg minus_z) {
     const auto z = V::sub(V::set(0), minus_z), zero = V::set(0), one = V::set(1);
     const auto inside = V::both(V::gt(z, zero), V::gt(one, z));

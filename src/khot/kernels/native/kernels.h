@@ -3,23 +3,33 @@
 
 #include <cstdint>
 
+#include "khot.h"
+
 namespace khot {
 
-enum Cdf { kLogistic, kLaplace, kEuclidean, kCdfs };
 constexpr int64_t kShort = 256;  // the longest row that `eight` takes
 
+template <class T> struct Row {
+  const T* x;
+  const uint8_t* mask;  // null: all allowed
+  int64_t mask_stride, n;
+  double k, temperature;
+  int threads;  // to split this one row over
+};
+
 template <class T> struct Kernels {
-  // One row of a soft top-k, by cdf. `mask` may be null; `threads` > 1 splits the row.
-  void (*row[kCdfs])(const T* x, const uint8_t* mask, int64_t mask_stride, int64_t n, double k, double temperature, int threads, T* y);
-  // Eight short rows of σ_k at once, or null; a bit set in the result is a row that is left to `row`.
-  unsigned (*eight)(const T* x, const uint8_t* mask, int64_t mask_row_stride, int64_t mask_stride, int64_t n, const double* k,
-                    int64_t k_stride, const double* temperature, int64_t temperature_stride, T* p);
+  // One row of a soft top-k, by cdf.
+  void (*row[KHOT_CDFS])(const Row<T>& row, T* y);
+  // Eight rows of σ_k at once, of one length up to kShort, or null: the quick way, and the sure way, whose results do
+  // not depend on which rows come together. A bit set in the result is a row that is not written.
+  unsigned (*quick_eight)(const Row<T>* rows, T* const* y);
+  unsigned (*sure_eight)(const Row<T>* rows, T* const* y);
   // z = (x − τ)/T of one row; false if it is left to another method.
-  bool (*margin)(const T* x, const uint8_t* mask, int64_t mask_stride, int64_t n, double k, double temperature, int threads, T* z);
-  // Ones at the k greatest.
-  void (*hard)(const T* x, const uint8_t* mask, int64_t mask_stride, int64_t n, double k, int threads, T* out);
-  // The derivative of one row, by cdf: dx (n); returns dk.
-  double (*pull[kCdfs])(const T* y, const T* g, int64_t n, double temperature, int threads, T* dx);
+  bool (*margin)(const Row<T>& row, T* z);
+  // Ones at the k largest.
+  void (*hard)(const Row<T>& row, T* out);
+  // The derivative of one row, by cdf: row.x is y, dx (n); returns dk.
+  double (*pull[KHOT_CDFS])(const Row<T>& row, const T* g, T* dx);
 };
 
 extern const Kernels<float> portable_float;

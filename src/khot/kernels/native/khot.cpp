@@ -1,10 +1,14 @@
-// The C interface: rows in, rows out, plain pointers. Loaded with ctypes; no torch or Python headers.
+// The entry points over rows: they choose the kernels for the machine and share rows out to threads.
 #if defined(__x86_64__)
 #define KHOT_X86
 #endif
 
 #include "kernels.h"
 #include "parallel.h"
+
+#ifndef KHOT_ABI
+#define KHOT_ABI 0  // a build for the fuzz program, which Python refuses
+#endif
 
 namespace {
 
@@ -17,118 +21,118 @@ bool has_avx2() {
 #endif
 }
 
-template <class T> struct Table;
-template <> struct Table<float> {
-  static const khot::Kernels<float>& of(int path) {
 #ifdef KHOT_X86
-    if (path && has_avx2()) return khot::avx2_float;
+const khot::Kernels<float>& kernels(int32_t path, float) {
+  return path && has_avx2() ? khot::avx2_float : khot::portable_float;
+}
+const khot::Kernels<double>& kernels(int32_t path, double) {
+  return path && has_avx2() ? khot::avx2_double : khot::portable_double;
+}
+#else
+const khot::Kernels<float>& kernels(int32_t, float) { return khot::portable_float; }
+const khot::Kernels<double>& kernels(int32_t, double) { return khot::portable_double; }
 #endif
-    (void)path;
-    return khot::portable_float;
-  }
-};
-template <> struct Table<double> {
-  static const khot::Kernels<double>& of(int path) {
-#ifdef KHOT_X86
-    if (path && has_avx2()) return khot::avx2_double;
-#endif
-    (void)path;
-    return khot::portable_double;
-  }
-};
 
+template <class T> khot::Row<T> row_of(const khot_rows& rows, int64_t r, int threads) {
+  return {static_cast<const T*>(rows.x) + r * rows.n,
+          rows.mask ? rows.mask + r * rows.mask_row_stride : nullptr,
+          rows.mask_stride,
+          rows.n,
+          rows.k ? rows.k[r * rows.k_stride] : rows.k_of_all,
+          rows.temperature ? rows.temperature[r * rows.temperature_stride] : rows.temperature_of_all,
+          threads};
+}
+
+constexpr int64_t kBatch = 128;  // so many short rows are solved together
+constexpr int64_t kFewRows = 3;  // fewer are not worth eight lanes
+
+// σ_k of `count` ≤ kBatch short rows from row `first` on: eight at once the quick way, those that remain eight at once
+// the sure way, and what still remains one by one.
 template <class T>
-void topk(const T* x, int64_t rows, int64_t n, const double* k, int64_t k_stride, const double* temperature,
-          int64_t temperature_stride, const uint8_t* mask, int64_t mask_row_stride, int64_t mask_stride, int threads, int path, int cdf,
-          T* p) {
-  const auto& kernels = Table<T>::of(path);
-  const auto mask_of = [&](int64_t r) { return mask ? mask + r * mask_row_stride : nullptr; };
-  const auto solve = [&](int64_t r, int share) {
-    kernels.row[cdf](x + r * n, mask_of(r), mask_stride, n, k[r * k_stride], temperature[r * temperature_stride], share, p + r * n);
+void topk_short(const khot::Kernels<T>& table, const khot_rows& rows, int64_t first, int64_t count, T* y) {
+  khot::Row<T> batch[kBatch + 7];
+  T* out[kBatch + 7];
+  for (int64_t i = 0; i < count; ++i) {
+    batch[i] = row_of<T>(rows, first + i, 1);
+    out[i] = y + (first + i) * rows.n;
+  }
+  // Solves the rows of the batch, and keeps those that are not.
+  const auto pass = [&](auto solve_eight) {
+    int64_t left = 0;
+    for (int64_t i = 0; i < count; i += 8) {
+      const int64_t rest = count - i;
+      for (int64_t j = rest; j < 8; ++j) batch[i + j] = batch[i], out[i + j] = out[i];  // a group of eight is filled up
+      unsigned which = rest < kFewRows ? ~0u : solve_eight(batch + i, out + i);
+      if (rest < 8) which &= (1u << rest) - 1;
+      for (; which; which &= which - 1, ++left) {
+        batch[left] = batch[i + __builtin_ctz(which)];
+        out[left] = out[i + __builtin_ctz(which)];
+      }
+    }
+    count = left;
   };
-  const int64_t groups = kernels.eight && cdf == khot::kLogistic && n <= khot::kShort ? rows / 8 : 0;
-  for_rows(groups, 8 * n, threads, [&](int64_t group, int) {
-    const int64_t r = 8 * group;
-    unsigned left = kernels.eight(x + r * n, mask_of(r), mask_row_stride, mask_stride, n, k + r * k_stride, k_stride,
-                                  temperature + r * temperature_stride, temperature_stride, p + r * n);
-    for (; left; left &= left - 1) solve(r + __builtin_ctz(left), 1);
-  });
-  for_rows(rows - 8 * groups, n, threads, [&](int64_t r, int share) { solve(8 * groups + r, share); });
+  pass(table.quick_eight);
+  pass(table.sure_eight);
+  for (int64_t i = 0; i < count; ++i) table.row[KHOT_SIGMOID](batch[i], out[i]);
 }
 
-template <class T>
-void margin(const T* x, int64_t rows, int64_t n, const double* k, int64_t k_stride, const double* temperature,
-            int64_t temperature_stride, const uint8_t* mask, int64_t mask_row_stride, int64_t mask_stride, int threads, int path, T* z,
-            uint8_t* is_left) {
-  const auto& kernels = Table<T>::of(path);
-  for_rows(rows, n, threads, [&](int64_t r, int share) {
-    is_left[r] = !kernels.margin(x + r * n, mask ? mask + r * mask_row_stride : nullptr, mask_stride, n, k[r * k_stride],
-                                 temperature[r * temperature_stride], share, z + r * n);
-  });
+template <class T> void topk(const khot_rows& rows, T* y) {
+  const auto& table = kernels(rows.path, T());
+  const int64_t n = rows.n;
+  if (table.quick_eight && rows.cdf == KHOT_SIGMOID && n <= khot::kShort && rows.rows >= kFewRows) {
+    // Multiples of eight, whatever the number of threads: the same rows come together, and give the same bits.
+    const int64_t most = kParallel / n < kBatch ? kParallel / n & ~(int64_t)7 : kBatch;
+    return for_rows((rows.rows + most - 1) / most, most * n, rows.threads, [&](int64_t b, int) {
+      const int64_t first = b * most, rest = rows.rows - first;
+      topk_short(table, rows, first, rest < most ? rest : most, y);
+    });
+  }
+  for_rows(rows.rows, n, rows.threads,
+           [&](int64_t r, int share) { table.row[rows.cdf](row_of<T>(rows, r, share), y + r * n); });
 }
 
-template <class T>
-void pull(const T* p, const T* g, int64_t rows, int64_t n, const double* temperature, int64_t temperature_stride, int threads,
-          int path, int cdf, T* dx, double* dk) {
-  const auto& kernels = Table<T>::of(path);
-  for_rows(rows, n, threads, [&](int64_t r, int share) {
-    const double mean = kernels.pull[cdf](p + r * n, g + r * n, n, temperature[r * temperature_stride], share, dx + r * n);
+template <class T> void margin(const khot_rows& rows, T* z, uint8_t* is_left) {
+  const auto& table = kernels(rows.path, T());
+  for_rows(rows.rows, rows.n, rows.threads,
+           [&](int64_t r, int share) { is_left[r] = !table.margin(row_of<T>(rows, r, share), z + r * rows.n); });
+}
+
+template <class T> void hard(const khot_rows& rows, T* out) {
+  const auto& table = kernels(rows.path, T());
+  for_rows(rows.rows, rows.n, rows.threads,
+           [&](int64_t r, int share) { table.hard(row_of<T>(rows, r, share), out + r * rows.n); });
+}
+
+template <class T> void pull(const khot_rows& rows, const T* g, T* dx, double* dk) {
+  const auto& table = kernels(rows.path, T());
+  for_rows(rows.rows, rows.n, rows.threads, [&](int64_t r, int share) {
+    const double mean = table.pull[rows.cdf](row_of<T>(rows, r, share), g + r * rows.n, dx + r * rows.n);
     if (dk) dk[r] = mean;
-  });
-}
-
-template <class T>
-void hard(const T* x, int64_t rows, int64_t n, const double* k, int64_t k_stride, const uint8_t* mask, int64_t mask_row_stride,
-          int64_t mask_stride, int threads, int path, T* out) {
-  const auto& kernels = Table<T>::of(path);
-  for_rows(rows, n, threads, [&](int64_t r, int share) {
-    kernels.hard(x + r * n, mask ? mask + r * mask_row_stride : nullptr, mask_stride, n, k[r * k_stride], share, out + r * n);
   });
 }
 
 }  // namespace
 
-#define KHOT_API extern "C" __attribute__((visibility("default")))
+uint32_t khot_abi() noexcept { return KHOT_ABI; }
 
-// Bumped when a signature below changes, so that an old library is not called with new arguments.
-KHOT_API int khot_abi() { return 5; }
+int khot_has_avx2() noexcept { return has_avx2(); }
 
-// 1 if the wide path runs on this machine.
-KHOT_API int khot_has_avx2() { return has_avx2(); }
+void khot_topk(const khot_rows* rows, void* y) noexcept {
+  if (rows->dtype == KHOT_FLOAT) return topk(*rows, static_cast<float*>(y));
+  topk(*rows, static_cast<double*>(y));
+}
 
-#define KHOT_TOPK(NAME, T)                                                                                                \
-  KHOT_API void NAME(const T* x, int64_t rows, int64_t n, const double* k, int64_t k_stride, const double* temperature,    \
-                     int64_t temperature_stride, const uint8_t* mask, int64_t mask_row_stride, int64_t mask_stride,        \
-                     int threads, int path, int cdf, T* y) {                                                               \
-    topk(x, rows, n, k, k_stride, temperature, temperature_stride, mask, mask_row_stride, mask_stride, threads, path, cdf, \
-         y);                                                                                                               \
-  }
-KHOT_TOPK(khot_topk_float, float)
-KHOT_TOPK(khot_topk_double, double)
+void khot_sigmoid_margin(const khot_rows* rows, void* z, uint8_t* is_left) noexcept {
+  if (rows->dtype == KHOT_FLOAT) return margin(*rows, static_cast<float*>(z), is_left);
+  margin(*rows, static_cast<double*>(z), is_left);
+}
 
-// As above for z = (x − τ)/T; is_left[r] is 1 for a row that is not written, and is left to another method.
-#define KHOT_MARGIN(NAME, T)                                                                                             \
-  KHOT_API void NAME(const T* x, int64_t rows, int64_t n, const double* k, int64_t k_stride, const double* temperature,    \
-                     int64_t temperature_stride, const uint8_t* mask, int64_t mask_row_stride, int64_t mask_stride,        \
-                     int threads, int path, T* z, uint8_t* is_left) {                                                      \
-    margin(x, rows, n, k, k_stride, temperature, temperature_stride, mask, mask_row_stride, mask_stride, threads, path, z, \
-           is_left);                                                                                                       \
-  }
-KHOT_MARGIN(khot_sigmoid_margin_float, float)
-KHOT_MARGIN(khot_sigmoid_margin_double, double)
+void khot_hard_topk(const khot_rows* rows, void* out) noexcept {
+  if (rows->dtype == KHOT_FLOAT) return hard(*rows, static_cast<float*>(out));
+  hard(*rows, static_cast<double*>(out));
+}
 
-#define KHOT_PULL(NAME, T)                                                                                         \
-  KHOT_API void NAME(const T* p, const T* g, int64_t rows, int64_t n, const double* temperature,                     \
-                     int64_t temperature_stride, int threads, int path, int cdf, T* dx, double* dk) {                \
-    pull(p, g, rows, n, temperature, temperature_stride, threads, path, cdf, dx, dk);                                \
-  }
-KHOT_PULL(khot_topk_pull_float, float)
-KHOT_PULL(khot_topk_pull_double, double)
-
-#define KHOT_HARD(NAME, T)                                                                                             \
-  KHOT_API void NAME(const T* x, int64_t rows, int64_t n, const double* k, int64_t k_stride, const uint8_t* mask,        \
-                     int64_t mask_row_stride, int64_t mask_stride, int threads, int path, T* out) {                      \
-    hard(x, rows, n, k, k_stride, mask, mask_row_stride, mask_stride, threads, path, out);                                     \
-  }
-KHOT_HARD(khot_hard_topk_float, float)
-KHOT_HARD(khot_hard_topk_double, double)
+void khot_topk_pull(const khot_rows* rows, const void* g, void* dx, double* dk) noexcept {
+  if (rows->dtype == KHOT_FLOAT) return pull(*rows, static_cast<const float*>(g), static_cast<float*>(dx), dk);
+  pull(*rows, static_cast<const double*>(g), static_cast<double*>(dx), dk);
+}

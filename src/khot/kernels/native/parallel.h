@@ -10,11 +10,11 @@ constexpr int64_t kChunk = 16384;
 constexpr int64_t kSplit = 65536;     // from this length on, one row is worth splitting
 constexpr int64_t kParallel = 16384;  // from so many scores on, several threads are worth waking
 
-// Calls body(row, threads_for_it) for each row: rows side by side if there are enough, else one after another, each split. A
-// region inside another, even one of a single thread, would have to start threads of its own.
+// Calls body(row, threads_for_it) for each row: rows side by side if there are enough, else one after another, each
+// split. A region inside another, even one of a single thread, would have to start threads of its own.
 template <class Body> void for_rows(int64_t rows, int64_t n, int threads, Body body) {
   const bool split = rows < threads && n >= kSplit;
-  if (split || threads == 1 || rows * n < kParallel) {
+  if (split || threads == 1 || rows == 1 || rows * n < kParallel) {
     for (int64_t r = 0; r < rows; ++r) body(r, split ? threads : 1);
     return;
   }

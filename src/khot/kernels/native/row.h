@@ -1,18 +1,13 @@
 // One row of scores, and passes over it.
 #pragma once
 
+#include "kernels.h"
 #include "parallel.h"
 #include "simd.h"
 
 namespace {
 
-template <class T> struct Row {
-  const T* x;
-  const uint8_t* mask;  // null: all allowed
-  int64_t mask_stride, n;
-  double k, temperature;
-  int threads;  // to split this one row over
-};
+using khot::Row;
 
 template <class T> inline bool allowed(const Row<T>& row, int64_t i) {
   return !row.mask || row.mask[i * row.mask_stride];
@@ -49,9 +44,8 @@ template <class V, int Count, class Body> inline void accumulate(int64_t begin, 
 // The same over a whole row, in chunks whose sums are added in order: the same bits at any number of threads.
 template <class V, int Count, class Body> inline void accumulate_row(int64_t n, int threads, double* sums, Body body) {
   for (int s = 0; s < Count; ++s) sums[s] = 0;
-  for_chunks<Count>(n, threads, sums, [&](int64_t begin, int64_t end, double* part) {
-    accumulate<V, Count>(begin, end, part, body);
-  });
+  for_chunks<Count>(n, threads, sums,
+                    [&](int64_t begin, int64_t end, double* part) { accumulate<V, Count>(begin, end, part, body); });
 }
 
 // Packs into `out` the scores that body<V>(i, &x) says to keep; returns how many. `out` may be what the body reads.

@@ -1,11 +1,14 @@
 // Sampling: twins of _math/noise.py, pivotal.py and systematic.py, to the last bit. Compiled once for every machine.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <type_traits>
 
+#include "khot.h"
 #include "parallel.h"
 
 namespace {
@@ -33,8 +36,8 @@ inline double inside_unit(double p) {
   return p < 1 ? p : 1;
 }
 
-// The whole number next to a value in [0, 2^52], ties to even; the standard functions are calls on older processors. Between
-// 2^52 and 2^53 doubles are the whole numbers, in the order of their bits.
+// The whole number next to a value in [0, 2^52], ties to even; the standard functions are calls on older processors.
+// Between 2^52 and 2^53 doubles are the whole numbers, in the order of their bits.
 inline int64_t rounded(double value) {
   const double shifted = value + 0x1p52;
   int64_t bits;
@@ -46,17 +49,19 @@ inline int64_t floored(double value) {
   return truncated - (value < (double)truncated);
 }
 
-// Room for n values: on the stack if they are few.
+// Room for n values: on the stack if they are few. `data` is null if there is no memory; a region of OpenMP must not
+// throw.
 template <class T> class Scratch {
  public:
-  explicit Scratch(int64_t n) : heap_(n > kFew ? new T[n] : nullptr), data_(heap_ ? heap_.get() : few_) {}
-  T* data() { return data_; }
+  explicit Scratch(int64_t n) : heap_(n > kFew ? new (std::nothrow) T[(size_t)n] : nullptr) {
+    data = n > kFew ? heap_.get() : few_;
+  }
+  T* data;
 
  private:
   static constexpr int64_t kFew = 640;
   T few_[kFew];
   std::unique_ptr<T[]> heap_;
-  T* data_;
 };
 
 void insertion_sort(uint64_t* words, int64_t n) {
@@ -72,7 +77,8 @@ constexpr int kMostBits = 13;
 constexpr int64_t kFewWords = 8192;  // that many are sorted in the cache, in one go
 
 // Distributes what word(i) gives over 2^bits buckets, by its bits from `used` on; ends[b] is where bucket b ends.
-template <class Index, class Word> void distribute(int64_t n, int used, int bits, uint64_t* out, Index* ends, Word word) {
+template <class Index, class Word>
+void distribute(int64_t n, int used, int bits, uint64_t* out, Index* ends, Word word) {
   const int shift = 64 - used - bits;
   const uint64_t mask = ((uint64_t)1 << bits) - 1;
   std::fill_n(ends, (1 << bits) + 1, 0);
@@ -91,7 +97,8 @@ template <class Word> void sort_words(int64_t n, int used, uint64_t* out, Word w
   insertion_sort(out, n);
 }
 
-// A random order: words of the key sorted as signed numbers, their lowest bits replaced by the index. Returns the mask of those.
+// A random order: words of the key sorted as signed numbers, their lowest bits replaced by the index. Returns the mask
+// of those.
 uint64_t random_order(uint64_t key, int64_t n, uint64_t* words, uint64_t* scratch) {
   const uint64_t low = ((uint64_t)1 << bit_length((uint64_t)std::max<int64_t>(n - 1, 1))) - 1;
   const auto word = [=](int64_t i) { return ((word_at(key, i) & ~low) | (uint64_t)i) ^ (uint64_t)1 << 63; };
@@ -134,8 +141,9 @@ inline Duel duel(double a, double b, double coin) {
 constexpr int64_t kAhead = 32;  // so many leaves ahead, the memory of a random one is asked for
 
 // One sample along the tree whose leaf i is the item place(i).
-template <bool Scattered, class T, class Place>
-void pivotal_tree(const T* p, int64_t n, bool is_whole, uint64_t key, bool is_opposite, double* residual, uint8_t* duels, uint8_t* value, T* out, Place place) {
+template <bool Scattered, class T, class Place> void pivotal_tree(const T* p, int64_t n, bool is_whole, uint64_t key,
+                                                                  bool is_opposite, double* residual, uint8_t* duels,
+                                                                  uint8_t* value, T* out, Place place) {
   const auto coin = [=](int64_t place) {
     const double u = unit(word_at(key, place));
     return is_opposite ? (1 - 0x1p-53) - u : u;
@@ -194,38 +202,45 @@ void pivotal_tree(const T* p, int64_t n, bool is_whole, uint64_t key, bool is_op
   if (n == 1) out[0] = (T)value[0];
 }
 
-template <class T>
-void pivotal(const T* p, int64_t rows, int64_t n, const uint8_t* is_whole, int64_t seed, const int64_t* order, int is_random,
-             int64_t order_stride, int64_t draws, bool is_paired, int threads, T* out) {
-  for_rows(draws * rows, n, threads, [&](int64_t r, int) {
-    const int64_t row = r % rows, d = r / rows;
-    const uint64_t key = row_key(seed, d, rows, row, is_paired);
-    const bool is_opposite = is_paired && d % 2;
+template <class T> int pivotal(const khot_draws& of, const uint8_t* is_whole, const int64_t* order,
+                               int64_t order_stride, bool is_random, T* out) {
+  const int64_t n = of.n;
+  std::atomic<int> status{KHOT_OK};
+  for_rows(of.draws * of.rows, n, of.threads, [&](int64_t r, int) {
+    const int64_t row = r % of.rows, d = r / of.rows;
+    const uint64_t key = row_key(of.seed, d, of.rows, row, of.is_paired);
+    const bool is_opposite = of.is_paired && d % 2;
     Scratch<double> residual(n);
     Scratch<uint8_t> duels(n + 64), value(n + 2);
+    Scratch<uint64_t> words(is_random ? n : 0), spare(is_random ? n : 0);
+    if (!residual.data || !duels.data || !value.data || !words.data || !spare.data) {
+      status = KHOT_NO_MEMORY;
+      return;
+    }
     const auto along = [&](auto is_scattered, auto place) {
-      pivotal_tree<is_scattered.value>(p + row * n, n, is_whole[row] != 0, stream_key(key, 2), is_opposite, residual.data(), duels.data(), value.data(), out + r * n, place);
+      pivotal_tree<is_scattered.value>(static_cast<const T*>(of.p) + row * n, n, is_whole[row] != 0, stream_key(key, 2),
+                                       is_opposite, residual.data, duels.data, value.data, out + r * n, place);
     };
     if (is_random) {
-      Scratch<uint64_t> words(n), spare(n);
-      const uint64_t* order = words.data();
-      const uint64_t low = random_order(stream_key(key, 1), n, words.data(), spare.data());
-      along(std::true_type{}, [=](int64_t i) { return (int64_t)(order[i] & low); });
+      const uint64_t* places = words.data;
+      const uint64_t low = random_order(stream_key(key, 1), n, words.data, spare.data);
+      along(std::true_type{}, [=](int64_t i) { return (int64_t)(places[i] & low); });
     } else if (order) {
       along(std::true_type{}, [=](int64_t i) { return order[row * order_stride + i]; });
     } else {
       along(std::false_type{}, [](int64_t i) { return i; });
     }
   });
+  return status;
 }
 
-template <class T>
-void systematic(const T* p, int64_t rows, int64_t n, const double* k, int64_t seed, int64_t draws, bool is_paired, int threads, T* out) {
+template <class T> void systematic(const khot_draws& of, const double* k, T* out) {
+  const int64_t n = of.n, rows = of.rows;
   const int shift = std::min(52, 62 - bit_length((uint64_t)n));
   const int64_t one = (int64_t)1 << shift;
   const auto scale = (double)one;
-  for_rows(rows, n, threads, [&](int64_t row, int) {
-    const T* items = p + row * n;
+  for_rows(rows, n, of.threads, [&](int64_t row, int) {
+    const T* items = static_cast<const T*>(of.p) + row * n;
     int64_t sum = 0;
     double spread = 0;
     for (int64_t i = 0; i < n; ++i) {
@@ -238,10 +253,11 @@ void systematic(const T* p, int64_t rows, int64_t n, const double* k, int64_t se
     const int64_t least = std::min<int64_t>(lack, 0), most = std::max<int64_t>(lack, 0);
     const auto share = [&](double total, auto measure_of) {
       const double factor = (double)lack / (total > 0 ? total : 1);
-      for (int64_t d = 0; d < draws; ++d) {
+      for (int64_t d = 0; d < of.draws; ++d) {
         T* chosen = out + (d * rows + row) * n;
-        const uint64_t turn = is_paired && d % 2 ? (uint64_t)one / 2 : 0;
-        int64_t running = (int64_t)((row_key(seed, d, rows, row, is_paired) + turn) & (uint64_t)(one - 1)), passed = 0, given = 0;
+        const uint64_t turn = of.is_paired && d % 2 ? (uint64_t)one / 2 : 0;
+        int64_t running = (int64_t)((row_key(of.seed, d, rows, row, of.is_paired) + turn) & (uint64_t)(one - 1)),
+                passed = 0, given = 0;
         double measure = 0;
         for (int64_t i = 0; i < n; ++i) {
           const double x = inside_unit((double)items[i]);
@@ -268,26 +284,19 @@ void systematic(const T* p, int64_t rows, int64_t n, const double* k, int64_t se
 
 }  // namespace
 
-#define KHOT_API extern "C" __attribute__((visibility("default")))
+int khot_pivotal(const khot_draws* draws, const uint8_t* is_whole, const int64_t* order, int64_t order_stride,
+                 int is_random, void* out) noexcept {
+  if (draws->dtype == KHOT_FLOAT)
+    return pivotal(*draws, is_whole, order, order_stride, is_random != 0, static_cast<float*>(out));
+  return pivotal(*draws, is_whole, order, order_stride, is_random != 0, static_cast<double*>(out));
+}
 
-#define KHOT_PIVOTAL(NAME, T)                                                                                              \
-  KHOT_API void NAME(const T* p, int64_t rows, int64_t n, const uint8_t* is_whole, int64_t seed, const int64_t* order,      \
-                     int is_random, int64_t order_stride, int64_t draws, int is_paired, int threads, T* out) {              \
-    pivotal(p, rows, n, is_whole, seed, order, is_random, order_stride, draws, is_paired, threads, out);                    \
-  }
-KHOT_PIVOTAL(khot_pivotal_float, float)
-KHOT_PIVOTAL(khot_pivotal_double, double)
+void khot_systematic(const khot_draws* draws, const double* k, void* out) noexcept {
+  if (draws->dtype == KHOT_FLOAT) return systematic(*draws, k, static_cast<float*>(out));
+  systematic(*draws, k, static_cast<double*>(out));
+}
 
-#define KHOT_SYSTEMATIC(NAME, T)                                                                                        \
-  KHOT_API void NAME(const T* p, int64_t rows, int64_t n, const double* k, int64_t seed, int64_t draws, int is_paired,   \
-                     int threads, T* out) {                                                                              \
-    systematic(p, rows, n, k, seed, draws, is_paired, threads, out);                                                     \
-  }
-KHOT_SYSTEMATIC(khot_systematic_float, float)
-KHOT_SYSTEMATIC(khot_systematic_double, double)
-
-// `count` uniforms of one stream.
-KHOT_API void khot_uniform(int64_t seed, int64_t stream, int64_t count, int threads, double* out) {
+void khot_uniform(int64_t seed, int64_t stream, int64_t count, int threads, double* out) noexcept {
   const uint64_t key = stream_key((uint64_t)seed, (uint64_t)stream);
   for_rows((count + kChunk - 1) / kChunk, kChunk, threads, [&](int64_t chunk, int) {
     const int64_t end = std::min(count, (chunk + 1) * kChunk);
@@ -295,11 +304,16 @@ KHOT_API void khot_uniform(int64_t seed, int64_t stream, int64_t count, int thre
   });
 }
 
-// A random order of n items for each key.
-KHOT_API void khot_order(const int64_t* keys, int64_t rows, int64_t n, int threads, int64_t* out) {
+int khot_order(const int64_t* keys, int64_t rows, int64_t n, int threads, int64_t* out) noexcept {
+  std::atomic<int> status{KHOT_OK};
   for_rows(rows, n, threads, [&](int64_t r, int) {
     Scratch<uint64_t> words(n), spare(n);
-    const uint64_t low = random_order((uint64_t)keys[r], n, words.data(), spare.data());
-    for (int64_t i = 0; i < n; ++i) out[r * n + i] = (int64_t)(words.data()[i] & low);
+    if (!words.data || !spare.data) {
+      status = KHOT_NO_MEMORY;
+      return;
+    }
+    const uint64_t low = random_order((uint64_t)keys[r], n, words.data, spare.data);
+    for (int64_t i = 0; i < n; ++i) out[r * n + i] = (int64_t)(words.data[i] & low);
   });
+  return status;
 }

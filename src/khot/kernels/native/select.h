@@ -5,8 +5,8 @@
 
 namespace khot {
 
-// The values of rank r and s (1 = greatest, r ≤ s ≤ r + 1) among values[0..m), which is reordered. No NaN. Compiled once for every
-// machine: the standard algorithms must not be instantiated with wider instructions.
+// The values of rank r and s (1 = greatest, r ≤ s ≤ r + 1) among values[0..m), which is reordered. No NaN. Compiled
+// once for every machine: the standard algorithms must not be instantiated with wider instructions.
 void nth(float* values, int64_t m, int64_t r, int64_t s, float* value_r, float* value_s);
 void nth(double* values, int64_t m, int64_t r, int64_t s, double* value_r, double* value_s);
 
@@ -16,17 +16,124 @@ namespace {
 
 constexpr int64_t kMostSampled = 4096, kLeastSampled = 128;
 
-// As khot::nth for long rows, between two order statistics of a sample; `scratch` has m places and may be `values` itself.
+// An integer whose order is that of the scores, and back.
+template <class T> inline typename Scalar<T>::whole order_key(T x) {
+  typename Scalar<T>::whole key;
+  std::memcpy(&key, &x, sizeof key);
+  return key < 0 ? key ^ std::numeric_limits<typename Scalar<T>::whole>::max() : key;
+}
+template <class T> inline T score_of(typename Scalar<T>::whole key) {
+  if (key < 0) key ^= std::numeric_limits<typename Scalar<T>::whole>::max();
+  T x;
+  std::memcpy(&x, &key, sizeof x);
+  return x;
+}
+
+// How many scores reach a pivot, the smallest of them, and the largest of the others.
+template <class T> struct Parted {
+  int64_t count;
+  T from, below;
+};
+
+template <class V, class T> Parted<T> part_at(const T* values, int64_t m, T pivot) {
+  const T inf = std::numeric_limits<T>::infinity();
+  auto count = V::set(0), from = V::set(inf), below = V::set(-inf);
+  int64_t i = 0;
+  for (; i + V::width <= m; i += V::width) {
+    const auto x = V::load(values + i);
+    const auto reaches = V::ge(x, V::set(pivot));
+    count = V::add(count, V::keep(reaches, V::set(1)));
+    from = V::min(from, V::blend(reaches, x, from));
+    below = V::max(below, V::blend(reaches, below, x));
+  }
+  T counts[V::width], firsts[V::width], others[V::width];
+  V::store(counts, count);
+  V::store(firsts, from);
+  V::store(others, below);
+  Parted<T> all = {0, inf, -inf};
+  for (int l = 0; l < V::width; ++l) {
+    all.count += (int64_t)counts[l];
+    all.from = Scalar<T>::min(all.from, firsts[l]);
+    all.below = Scalar<T>::max(all.below, others[l]);
+  }
+  for (; i < m; ++i) {
+    all.count += values[i] >= pivot;
+    if (values[i] >= pivot)
+      all.from = Scalar<T>::min(all.from, values[i]);
+    else
+      all.below = Scalar<T>::max(all.below, values[i]);
+  }
+  return all;
+}
+
+constexpr int64_t kMostParted = 16384;  // bytes
+
+// As khot::nth, by halving the keys between two scores: a few vector passes, and at most 32 of them (64 for doubles). A
+// machine with one lane, or a row so long that it leaves the cache, is better served by khot::nth.
+template <class V, class T> void select_few(T* values, int64_t m, int64_t r, int64_t s, T* value_r, T* value_s) {
+  if (V::width == 1 || m > kMostParted / (int64_t)sizeof(T)) return khot::nth(values, m, r, s, value_r, value_s);
+  const T inf = std::numeric_limits<T>::infinity();
+  const Parted<T> ends = part_at<V>(values, m, inf);
+  T low = part_at<V>(values, m, -inf).from, high = ends.count ? inf : ends.below;
+  low += T(0), high += T(0);  // not −0, whose key differs from that of 0
+  int64_t reached = m;
+  T below = low;  // the next smaller score than `low`; the score of rank r is one of [low, high]
+  while (low != high && reached != r) {
+    const auto low_key = order_key(low), high_key = order_key(high);
+    using Unsigned = typename Scalar<T>::bits;
+    const auto half = (typename Scalar<T>::whole)(((Unsigned)high_key - (Unsigned)low_key) >> 1);
+    const Parted<T> at = part_at<V>(values, m, score_of<T>(low_key + half + 1));
+    if (at.count >= r) {
+      low = at.from + T(0), below = at.below, reached = at.count;
+    } else {
+      high = at.below + T(0);
+    }
+  }
+  *value_r = low;
+  *value_s = s > reached ? below : low;
+}
+
+// As khot::nth, where high ≥ value_r and value_s ≥ low, and the scores between are many: they are ties of high and low,
+// or nearly all of them are, and need not be sorted.
+template <class V, class T> void select_among_ties(const T* values, int64_t m, int threads, int64_t r, int64_t s,
+                                                   T high, T low, T* scratch, T* value_r, T* value_s) {
+  double counts[2];
+  accumulate_row<V, 2>(m, threads, counts, [=](auto tag, int64_t i, auto* lanes) {
+    using W = decltype(tag);
+    const auto x = W::load(values + i);
+    lanes[0] = W::add(lanes[0], W::keep(W::ge(x, W::set(high)), W::set(1)));
+    lanes[1] = W::add(lanes[1], W::keep(W::gt(x, W::set(low)), W::set(1)));
+  });
+  const auto to_high = (int64_t)counts[0],
+             to_low = (int64_t)counts[1];  // the last rank of high, and the one before low
+  *value_r = r <= to_high ? high : low;
+  *value_s = s <= to_high ? high : low;
+  const int64_t first = r > to_high ? r : s, last = s <= to_low ? s : r;  // those that are neither
+  if (first > to_low || last <= to_high) return;
+  const int64_t between = pack_row<V>(m, scratch, [=](auto tag, int64_t i, auto* x) {
+    using W = decltype(tag);
+    *x = W::load(values + i);
+    return W::both(W::gt(W::set(high), *x), W::gt(*x, W::set(low)));
+  });
+  T upper, lower;
+  select_few<V>(scratch, between, first - to_high, last - to_high, &upper, &lower);
+  if (first == r) *value_r = upper;
+  if (last == s) *value_s = lower;
+}
+
+// As khot::nth for long rows, between two order statistics of a sample; `scratch` has m places and may be `values`
+// itself.
 template <class V, class T>
 void select_ranks(const T* values, int64_t m, int threads, int64_t r, int64_t s, T* scratch, T* value_r, T* value_s) {
   const int64_t size = m / 8 < kMostSampled ? m / 8 : kMostSampled;
-  if (size >= kLeastSampled) {
+  if (m > kMostParted / (int64_t)sizeof(T) || (V::width == 1 && size >= kLeastSampled)) {
     T sample[kMostSampled], high = std::numeric_limits<T>::infinity(), low = -high;  // 32 KB at most
     for (int64_t i = 0; i < size; ++i) sample[i] = values[i * (m / size)];
     const auto at = (int64_t)((double)r / (double)m * (double)size);
-    const auto margin = (int64_t)(2 * std::sqrt((double)size));  // four standard deviations of a binomial count, or more
-    if (at > margin) khot::nth(sample, size, at - margin, at - margin, &high, &high);
-    if (at + margin <= size) khot::nth(sample, size, at + margin, at + margin, &low, &low);
+    const auto margin =
+        (int64_t)(2 * std::sqrt((double)size));  // four standard deviations of a binomial count, or more
+    if (at > margin) select_few<V>(sample, size, at - margin, at - margin, &high, &high);
+    if (at + margin <= size) select_few<V>(sample, size, at + margin, at + margin, &low, &low);
     double counts[2];
     accumulate_row<V, 2>(m, threads, counts, [=](auto tag, int64_t i, auto* lanes) {
       using W = decltype(tag);
@@ -38,16 +145,18 @@ void select_ranks(const T* values, int64_t m, int threads, int64_t r, int64_t s,
     if (above < r && s <= reached) {
       *value_r = *value_s = high;
       if (high == low) return;
+      if (reached - above > m / 4)
+        return select_among_ties<V>(values, m, threads, r, s, high, low, scratch, value_r, value_s);
       const int64_t between = pack_row<V>(m, scratch, [=](auto tag, int64_t i, auto* x) {
         using W = decltype(tag);
         *x = W::load(values + i);
         return W::both(W::ge(W::set(high), *x), W::ge(*x, W::set(low)));
       });
-      return khot::nth(scratch, between, r - above, s - above, value_r, value_s);
+      return select_few<V>(scratch, between, r - above, s - above, value_r, value_s);
     }
   }
   if (scratch != values) std::memcpy(scratch, values, (size_t)m * sizeof(T));
-  khot::nth(scratch, m, r, s, value_r, value_s);
+  select_few<V>(scratch, m, r, s, value_r, value_s);
 }
 
 // Ones at the k greatest allowed scores, ties by lowest index; NaN throughout if that cannot be done.

@@ -26,18 +26,20 @@ template <> struct Limits<double> {
   static constexpr double exp_floor = -708.0;
 };
 
-// e^r on |r| ≤ ln 2 / 2, highest power first: to 1e-7 (float, fitted for the least relative error) and 2e-16 (double, Taylor).
+// e^r on |r| ≤ ln 2 / 2, highest power first: to 1e-7 (float, fitted for the least relative error) and 2e-16 (double,
+// Taylor).
 template <class T> struct ExpPolynomial;
 template <> struct ExpPolynomial<float> {
   static constexpr int degree = 5;
-  static constexpr float c[degree + 1] = {8.312520526e-3f, 4.189015796e-2f, 1.666711465e-1f, 4.999923149e-1f, 1.0f, 1.0f};
+  static constexpr float c[degree + 1] = {
+      8.312520526e-3f, 4.189015796e-2f, 1.666711465e-1f, 4.999923149e-1f, 1.0f, 1.0f};
   static constexpr float log2e = 1.44269504f, ln2 = 0.693147181f, ln2_rest = 0, magic = 12582912.0f;
 };
 template <> struct ExpPolynomial<double> {
   static constexpr int degree = 12;
-  static constexpr double c[degree + 1] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320,
-                                           1.0 / 5040,      1.0 / 720,      1.0 / 120,     1.0 / 24,     1.0 / 6,
-                                           1.0 / 2,         1.0,            1.0};
+  static constexpr double c[degree + 1] = {
+      1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720,
+      1.0 / 120,       1.0 / 24,       1.0 / 6,       1.0 / 2,      1.0,         1.0};
   static constexpr double log2e = 1.4426950408889634, ln2 = 6.93147180369123816490e-01,
                           ln2_rest = 1.90821492927058770002e-10, magic = 6755399441055744.0;
 };
@@ -48,6 +50,7 @@ template <class T> struct Scalar {
   using reg = T;
   using mask_t = bool;
   using bits = typename std::conditional<sizeof(T) == 4, uint32_t, uint64_t>::type;
+  using whole = typename std::conditional<sizeof(T) == 4, int32_t, int64_t>::type;
   static constexpr int width = 1;
 
   static reg set(T v) { return v; }
@@ -74,7 +77,8 @@ template <class T> struct Scalar {
   static reg blend(mask_t m, reg yes, reg no) { return m ? yes : no; }
   static reg keep(mask_t m, reg a) { return m ? a : T(0); }
   static mask_t both(mask_t a, mask_t b) { return a && b; }
-  static int pack(T* to, mask_t m, reg v) {  // stores the lanes that are set one after another; all of `to` may be written
+  // Stores the lanes that are set one after another; all of `to` may be written.
+  static int pack(T* to, mask_t m, reg v) {
     *to = v;
     return m;
   }
@@ -146,7 +150,8 @@ struct Avx2Float {
     // y = m·2^e with m in [√½, √2)
     const __m256i bits = _mm256_sub_epi32(_mm256_castps_si256(y), _mm256_set1_epi32(0x3f3504f3));
     const __m256 e = _mm256_cvtepi32_ps(_mm256_srai_epi32(bits, 23));
-    const __m256i m = _mm256_add_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(0x007fffff)), _mm256_set1_epi32(0x3f3504f3));
+    const __m256i m =
+        _mm256_add_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(0x007fffff)), _mm256_set1_epi32(0x3f3504f3));
     const __m256 f = sub(_mm256_castsi256_ps(m), set(1));
     constexpr float c[7] = {8.700437984e-02f, -1.426749236e-01f, 1.491476952e-01f, -1.657758411e-01f,
                             1.996306361e-01f, -2.500133705e-01f, 3.333391074e-01f};
@@ -173,8 +178,8 @@ struct Avx2Float {
   struct wide {
     __m256d v = _mm256_setzero_pd();
     void add(reg r) {
-      v = _mm256_add_pd(v, _mm256_add_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(r)),
-                                         _mm256_cvtps_pd(_mm256_extractf128_ps(r, 1))));
+      v = _mm256_add_pd(
+          v, _mm256_add_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(r)), _mm256_cvtps_pd(_mm256_extractf128_ps(r, 1))));
     }
     double total() const {
       const __m128d half = _mm_add_pd(_mm256_castpd256_pd128(v), _mm256_extractf128_pd(v, 1));
@@ -203,6 +208,7 @@ struct Avx2Double {
   static reg div(reg a, reg b) { return _mm256_div_pd(a, b); }
   static reg fma(reg a, reg b, reg c) { return _mm256_fmadd_pd(a, b, c); }
   static reg fnma(reg a, reg b, reg c) { return _mm256_fnmadd_pd(a, b, c); }
+  static reg min(reg a, reg b) { return _mm256_min_pd(b, a); }
   static reg max(reg a, reg b) { return _mm256_max_pd(b, a); }
   static reg abs(reg a) { return _mm256_andnot_pd(set(-0.0), a); }
   static mask_t gt(reg a, reg b) { return _mm256_cmp_pd(a, b, _CMP_GT_OQ); }

@@ -7,7 +7,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LOOK = """
 import khot, torch
 print(khot.__file__, khot.kernels.status()["cpu"], khot.sigmoid_topk(torch.ones(4), 2).tolist())

@@ -1,0 +1,81 @@
+/* The C interface of khot's native CPU library: rows in, rows out, plain pointers.
+ *
+ * The library, the fuzz program and (through ctypes) khot/kernels/_native.py share this file. A hash of its text is the
+ * library's ABI number, so Python refuses a library that was built from another version of it. No function throws.
+ */
+#ifndef KHOT_H
+#define KHOT_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+#define KHOT_NOEXCEPT noexcept
+extern "C" {
+#else
+#define KHOT_NOEXCEPT
+#endif
+#define KHOT_API __attribute__((visibility("default")))
+
+enum { KHOT_OK = 0, KHOT_NO_MEMORY = 1 };  /* status of a call */
+enum { KHOT_FLOAT = 0, KHOT_DOUBLE = 1 };  /* dtype: float or double, for every `void*` of a call */
+enum { KHOT_PORTABLE = 0, KHOT_WIDE = 1 }; /* path: one lane, or the widest vectors of this machine */
+enum { KHOT_SIGMOID, KHOT_LAPLACE, KHOT_EUCLIDEAN, KHOT_CDFS }; /* cdf */
+
+/* Contiguous rows of scores, and how each is to be solved. */
+typedef struct {
+  const void* x; /* rows × n */
+  int64_t rows, n;
+  const double* k; /* one number per row, at k[r * k_stride]; null: k_of_all for all rows */
+  int64_t k_stride;
+  const double* temperature; /* likewise */
+  int64_t temperature_stride;
+  const uint8_t* mask; /* entry i of row r is mask[r * mask_row_stride + i * mask_stride]; null: all may be chosen */
+  int64_t mask_row_stride, mask_stride;
+  double k_of_all, temperature_of_all;
+  int32_t dtype, threads, path, cdf;
+} khot_rows;
+
+/* Contiguous rows of inclusion probabilities, and how many samples of each are to be drawn. */
+typedef struct {
+  const void* p; /* rows × n */
+  int64_t rows, n, seed, draws;
+  int32_t is_paired, dtype, threads;
+} khot_draws;
+
+/* The hash of this file that the library was built with. */
+KHOT_API uint32_t khot_abi(void) KHOT_NOEXCEPT;
+
+/* 1 if the wide path runs on this machine. */
+KHOT_API int khot_has_avx2(void) KHOT_NOEXCEPT;
+
+/* y = F((x − τ)/T) with Σy = k; a row that cannot be satisfied is NaN. */
+KHOT_API void khot_topk(const khot_rows* rows, void* y) KHOT_NOEXCEPT;
+
+/* z = (x − τ)/T of σ_k; is_left[r] is 1 for a row that is not written, and is left to another method. */
+KHOT_API void khot_sigmoid_margin(const khot_rows* rows, void* z, uint8_t* is_left) KHOT_NOEXCEPT;
+
+/* Ones at the k largest, ties by lowest index. Reads no temperature. */
+KHOT_API void khot_hard_topk(const khot_rows* rows, void* out) KHOT_NOEXCEPT;
+
+/* The derivative of khot_topk: `rows->x` holds y, g is its cotangent. dx is that of x, dk (may be null) that of k.
+ * Reads no k and no mask. */
+KHOT_API void khot_topk_pull(const khot_rows* rows, const void* g, void* dx, double* dk) KHOT_NOEXCEPT;
+
+/* Pivotal samples, (draws · rows) × n. The tree's leaves are the items in the order given (row r's at
+ * order + r * order_stride), in a random order of each sample's own, or as they come. */
+KHOT_API int khot_pivotal(const khot_draws* draws, const uint8_t* is_whole, const int64_t* order, int64_t order_stride,
+                          int is_random, void* out) KHOT_NOEXCEPT;
+
+/* Systematic samples of the sizes k, (draws · rows) × n. */
+KHOT_API void khot_systematic(const khot_draws* draws, const double* k, void* out) KHOT_NOEXCEPT;
+
+/* `count` uniforms of one stream. */
+KHOT_API void khot_uniform(int64_t seed, int64_t stream, int64_t count, int threads, double* out) KHOT_NOEXCEPT;
+
+/* A random order of n items for each key, rows × n. */
+KHOT_API int khot_order(const int64_t* keys, int64_t rows, int64_t n, int threads, int64_t* out) KHOT_NOEXCEPT;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

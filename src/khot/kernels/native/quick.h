@@ -1,0 +1,172 @@
+// The quick way to the threshold of σ_k, for smooth rows.
+//
+// A guess from the mean and the variance (or from a sample), one pass of exponentials that stores p and sums its first
+// moments, a third-order step, and then p is moved by that step with one division and no exponential. It is accepted
+// only on the re-summed Σp.
+#pragma once
+
+#include "point.h"
+
+namespace {
+
+constexpr double kPi = 3.14159265358979323846;
+constexpr float kLongStep = 0.5f;  // in z: from here on p is computed anew, not shifted
+
+struct Moments {
+  double p, v, pv, vv;  // Σp, Σv, Σpv, Σv² with v = p(1 − p)
+};
+
+// p = σ(z), or its complement σ(−z), stored, and its moments.
+template <class V, class T> Moments evaluate(const Row<T>& row, const Point<T>& point, bool complement, T* out) {
+  double sums[4];
+  Margin<T> margin(point, row.temperature);
+  if (complement) margin.flip();
+  accumulate_row<V, 4>(row.n, row.threads, sums, [=](auto tag, int64_t i, auto* lanes) {
+    using W = decltype(tag);
+    const auto p = sigma_of<W>(margin.template minus_z<W>(load<W>(row, i)));
+    W::store(out + i, p);
+    const auto v = W::fnma(p, p, p);
+    lanes[0] = W::add(lanes[0], p);
+    lanes[1] = W::add(lanes[1], v);
+    lanes[2] = W::fma(p, v, lanes[2]);
+    lanes[3] = W::fma(v, v, lanes[3]);
+  });
+  return {sums[0], sums[1], sums[2], sums[3]};
+}
+
+// q ← σ(logit q + step) in place, or 1 less that; Σ of the shifted q.
+template <class V, class T> double shift_by(const Row<T>& row, double step, bool complement, T* q) {
+  const T grow = (T)std::expm1(step);
+  double sum[1];
+  accumulate_row<V, 1>(row.n, row.threads, sum, [=](auto tag, int64_t i, auto* lanes) {
+    using W = decltype(tag);
+    const auto moved = shifted<W>(W::load(q + i), W::set(grow));
+    W::store(q + i, complement ? W::sub(W::set(1), moved) : moved);
+    lanes[0] = W::add(lanes[0], moved);
+  });
+  return sum[0];
+}
+
+// The step in z that brings Σp to k, from three derivatives of logit(Σp/n): straight for ties, nearly so at both ends.
+// A lane per row, and V may be one lane.
+template <class V, class R = typename V::reg> inline R third_order_step(R p, R v, R pv, R vv, R n, R k) {
+  const R one = V::set(1), two = V::set(2), half = V::set(0.5f), third = V::set(1.0f / 3);
+  const R s = p / n, c = one - two * s;
+  const R s1 = v / n, s2 = (v - two * pv) / n, s3 = (v - V::set(6) * vv) / n;
+  const R l1 = one / (s * (one - s)), l2 = -c * l1 * l1, l3 = two * l1 * l1 * (one + c * c * l1);
+  const R g1 = l1 * s1, g2 = half * (l2 * s1 * s1 + l1 * s2);
+  const R g3 = half * third * (l3 * s1 * s1 * s1 + V::set(3) * l2 * s1 * s2 + l1 * s3);
+  const R r = V::log(p / k) - V::log((n - p) / (n - k)), newton = -r / g1;
+  R d = newton;
+  auto usable = V::ge(one, one);
+  for (int i = 0; i < 3; ++i) {
+    const R f = r + d * (g1 + d * (g2 + d * g3)), slope = g1 + d * (two * g2 + V::set(3) * d * g3);
+    usable = V::both(usable, V::gt(slope, V::set(0.25f) * g1));
+    d = d - f / slope;
+  }
+  usable = V::both(usable, V::ge(two * V::abs(newton), V::abs(d)));
+  return V::blend(usable, d, newton);
+}
+
+// A first guess of τ for normal scores: E σ(x − τ) is nearly σ of a wider logistic, and at most E e^{x − τ}, which is
+// sharper in the tail. A lane per row.
+template <class V, class R = typename V::reg> inline R normal_guess(R count, R mean, R variance, R k, R temperature) {
+  const R share = V::log(k / count), rest = V::log((count - k) / count);
+  const R width = V::sqrt(temperature * temperature + V::set((float)(kPi / 8)) * variance);
+  const R middle = mean - (share - rest) * width, drift = V::set(0.5f) * variance / temperature;
+  const R above = mean + drift - temperature * share, below = mean - drift + temperature * rest;
+  return V::blend(V::gt(count, k + k), V::min(middle, above), V::max(middle, below));
+}
+
+// Number, mean and variance of the finite allowed scores.
+template <class V, class T> bool describe(const Row<T>& row, double* count, double* mean, double* variance) {
+  double reference = 0;
+  for (int64_t i = 0; i < row.n; ++i) {
+    if (allowed(row, i) && std::fabs(row.x[i]) <= Limits<T>::largest) {
+      reference = (double)row.x[i];
+      break;
+    }
+  }
+  const T origin = (T)reference;
+  double sums[3];
+  accumulate_row<V, 3>(row.n, row.threads, sums, [=](auto tag, int64_t i, auto* lanes) {
+    using W = decltype(tag);
+    const auto x = load<W>(row, i);
+    const auto finite = W::ge(W::set(Limits<T>::largest), W::abs(x));
+    const auto d = W::keep(finite, W::sub(x, W::set(origin)));
+    lanes[0] = W::add(lanes[0], W::keep(finite, W::set(1)));
+    lanes[1] = W::add(lanes[1], d);
+    lanes[2] = W::fma(d, d, lanes[2]);
+  });
+  *count = sums[0];
+  const double drift = sums[1] / sums[0];
+  *mean = reference + drift;
+  *variance = sums[2] / sums[0] - drift * drift;
+  return std::isfinite(*mean) && std::isfinite(*variance);
+}
+
+constexpr int64_t kSampleRow = 16384;  // a row four times as long is first solved on as many of its scores
+
+template <class V, class T> bool solve_quickly(const Row<T>& row, T* p, bool roughly, Point<T>* point);
+
+// A first guess of τ: that of a sample, or of a normal distribution with the row's mean and variance. `scratch` has n
+// places, so that no thread needs a large stack.
+template <class V, class T> bool guess(const Row<T>& row, T* scratch, double* count, Point<T>* point) {
+  if (row.n >= 4 * kSampleRow) {
+    constexpr int64_t run = 8;  // neighbours are taken together, a cache line at a time
+    T *sample = scratch, *chosen = scratch + kSampleRow;
+    const int64_t runs = kSampleRow / run, step = (row.n / runs) & ~(int64_t)15;
+    for (int64_t r = 0; r < runs; ++r)
+      for (int64_t i = 0; i < run; ++i) {
+        const int64_t at = r * step + i;
+        sample[r * run + i] = allowed(row, at) ? row.x[at] : -std::numeric_limits<T>::infinity();
+      }
+    *count = (double)row.n;
+    Row<T> part = {sample, nullptr, 0, kSampleRow, row.k * (double)kSampleRow / (double)row.n, row.temperature, 1};
+    return solve_quickly<V>(part, chosen, true, point);
+  }
+  double mean, variance;
+  if (!describe<V>(row, count, &mean, &variance) || !(row.k < *count)) return false;
+  const double tau = normal_guess<Scalar<double>>(*count, mean, variance > 0 ? variance : 0, row.k, row.temperature);
+  *point = Point<T>::at(tau, 0, row.temperature);
+  return std::isfinite(tau);
+}
+
+// True if p is σ_k and the point its threshold, to rounding; otherwise p holds nothing. `roughly`: the point, to a
+// thousandth.
+template <class V, class T> bool solve_quickly(const Row<T>& row, T* p, bool roughly, Point<T>* point) {
+  double count;
+  if (!(row.k > 0 && row.k < (double)row.n && row.temperature > 0)) return false;
+  if (!guess<V>(row, p, &count, point)) return false;
+  // The smaller of p and 1 − p is summed: numbers near 1 would round the sum's digits away.
+  const bool complement = 2 * row.k > count;
+  const double n = complement ? (double)row.n : count, k = complement ? n - row.k : row.k, sign = complement ? -1 : 1;
+  const double eps = (double)Limits<T>::eps;
+  for (int pass = 0; pass < 4; ++pass) {
+    Moments m = evaluate<V>(row, *point, complement, p);
+    if (!(m.p > 0 && m.p < n && m.v > 0)) return false;
+    const double noise = 2 * eps * std::sqrt(m.p < 1 ? m.p * m.p : m.p);
+    if (!roughly && noise > 16 * eps * m.v) return false;  // the sum rounds too much to tell where the root is
+    double step = third_order_step<Scalar<double>>(m.p, m.v, m.pv, m.vv, n, k);
+    if (!std::isfinite(step)) return false;
+    *point = point->moved(-sign * step, row.temperature);
+    if (std::fabs(step) >= kLongStep) continue;
+    if (roughly) return true;
+    double last = std::numeric_limits<double>::infinity();
+    for (int polish = 0; polish < 3; ++polish) {
+      const double sum = shift_by<V>(row, step, complement, p);
+      m.v += step * (m.v - 2 * m.pv);
+      const double limit = 4 * eps * m.v;
+      if (std::fabs(sum - k) <= (limit > noise ? limit : noise)) return true;
+      // With ties all roundings agree. A sum that is within some of k, and comes no nearer, is as near as sums come.
+      if (std::fabs(sum - k) >= last && last <= 16 * Limits<double>::eps * k) return true;
+      last = std::fabs(sum - k);
+      step = (k - sum) / m.v;
+      *point = point->moved(-sign * step, row.temperature);
+      if (complement || !(std::fabs(step) < 0.1)) break;
+    }
+  }
+  return false;
+}
+
+}  // namespace

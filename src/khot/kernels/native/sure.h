@@ -1,0 +1,120 @@
+// The sure way to the threshold, for every row that has one and for every cdf of cdfs.h.
+//
+// The two order statistics around k bracket τ within a few dozen T, the scores that can still be undecided there are
+// gathered, and Newton's method with bisection balances the two tails, Σ_{z≤0} F(z) + (N−k)⁺ = Σ_{z>0} (1 − F(z)) +
+// (N−k)⁻, in which nothing cancels. N is the number of scores above τ.
+#pragma once
+
+#include "cdfs.h"
+#include "point.h"
+#include "select.h"
+
+namespace {
+
+struct Tails {
+  double lower, upper, lower_v, upper_v,
+      above;  // Σ tail and Σ tail(1 − tail) on either side of τ, and the number above
+};
+
+template <class F, class V, class T>
+Tails tails(const T* x, int64_t n, int threads, const Point<T>& point, double temperature) {
+  double sums[5];
+  const Margin<T> margin(point, temperature);
+  accumulate_row<V, 5>(n, threads, sums, [=](auto tag, int64_t i, auto* lanes) {
+    using W = decltype(tag);
+    const auto at = F::template at<W>(margin.template minus_z<W>(W::load(x + i)));
+    lanes[0] = W::add(lanes[0], at.tail);
+    lanes[1] = W::add(lanes[1], W::keep(at.above, at.tail));
+    lanes[2] = W::add(lanes[2], at.density);
+    lanes[3] = W::add(lanes[3], W::keep(at.above, at.density));
+    lanes[4] = W::add(lanes[4], W::keep(at.above, W::set(1)));
+  });
+  const double lower = sums[0] - sums[1], lower_v = sums[2] - sums[3];  // may round to less than 0
+  return {lower > 0 ? lower : 0, sums[1], lower_v > 0 ? lower_v : 0, sums[3], sums[4]};
+}
+
+constexpr int kMaxHalvings = 200;  // the bracket is a few hundred T wide, and float64 has 52 bits
+
+struct Balance {
+  bool is_root;  // log(left/right) = 0 to rounding; else the two sides agree as far as p can tell, or nothing is known
+  double step;   // what is still missing at the point, in units of T
+};
+
+// Newton's method on log(left/right) inside a bracket of shifts, falling back on its middle. `decided` scores lie
+// above.
+template <class F, class V, class T> Balance balance(const T* x, int64_t n, int threads, double decided, double k,
+                                                     double temperature, bool just_p, double anchor, double low,
+                                                     double high, Point<T>* point) {
+  const double eps = (double)Limits<T>::eps, tolerance = F::is_smooth ? std::sqrt(eps) / 10 : 4 * eps;
+  double shift = low / 2 + high / 2, last = high - low;
+  for (int i = 0; i <= kMaxHalvings; ++i) {
+    *point = Point<T>::at(anchor, shift, temperature);
+    const Tails t = tails<F, V>(x, n, threads, *point, temperature);
+    const double excess = decided + t.above - k;
+    const double left = t.lower + (excess > 0 ? excess : 0), right = t.upper + (excess < 0 ? -excess : 0);
+    const double ratio = std::log(left) - std::log(right), slope = t.lower_v / left + t.upper_v / right,
+                 step = ratio / slope;
+    const double underflow = (double)Limits<T>::tiny * (double)n, rounding = just_p ? eps / 8 * (k < 1 ? k : 1) : 0;
+    if (std::fabs(ratio) <= tolerance) return {left > underflow / eps && right > underflow / eps, step};
+    // Entries err all in one direction, so none is off by more than |left − right|.
+    if (std::fabs(left - right) <= (rounding > underflow ? rounding : underflow)) return {false, 0};
+    (ratio > 0 ? low : high) = shift;
+    const double ends = std::fabs(low) > std::fabs(high) ? std::fabs(low) : std::fabs(high);
+    if (high - low <= 2 * Limits<double>::eps * ends) return {false, 0};  // no room is left
+    double next = shift + step;
+    if (!(next > low && next < high && std::fabs(step) <= last / 2)) next = low / 2 + high / 2;
+    last = std::fabs(next - shift);
+    shift = next;
+  }
+  // A bracket halved so often is a point. With a slope that has a bound this cannot be, and must not pass for an
+  // answer.
+  return {false, F::is_smooth ? std::numeric_limits<double>::quiet_NaN() : 0};
+}
+
+// The rows that have a finite threshold: where it is, or if just p is wanted, where it might as well be. p serves as
+// scratch space.
+template <class F, class V, class T>
+Balance locate(const Row<T>& row, const Census& census, bool just_p, T* p, Point<T>* point) {
+  const double k = row.k - (double)census.infinite, part = k - std::floor(k), finite = (double)census.finite;
+  const double share = part == 0 ? 1 : (part < 0.5 ? part : 1 - part);
+  using One = Scalar<double>;
+  const double reach = F::template reach<One>(finite / share), certain = F::template certain<T, One>(finite);
+  T upper, lower;
+  const bool is_whole = census.finite == row.n && !row.mask;
+  if (!is_whole) gather<V>(row, true, p);
+  select_ranks<V>(is_whole ? row.x : p, census.finite, row.threads, (int64_t)std::ceil(k), (int64_t)std::floor(k) + 1,
+                  p, &upper, &lower);
+  const double gap = ((double)upper - (double)lower) / row.temperature, middle = (double)upper / 2 + (double)lower / 2;
+  const bool is_wide = gap > 2 * (reach + certain);
+  if (is_wide && just_p) {
+    *point = Point<T>::at(middle, 0, row.temperature);
+    return {false, 0};
+  }
+  const double margin = (reach + certain) * row.temperature;
+  const T high = (T)((double)upper + margin), low = (T)((double)lower - margin);
+  double decided[1];
+  accumulate_row<V, 1>(row.n, row.threads, decided, [=](auto tag, int64_t i, auto* lanes) {
+    using W = decltype(tag);
+    lanes[0] = W::add(lanes[0], W::keep(W::gt(load<W>(row, i), W::set(high)), W::set(1)));
+  });
+  const int64_t open = pack_row<V>(row.n, p, [=](auto tag, int64_t i, auto* x) {
+    using W = decltype(tag);
+    *x = load<W>(row, i);
+    return W::both(W::ge(W::set(high), *x), W::ge(*x, W::set(low)));
+  });
+  if (is_wide) {  // each tail is exponential in τ, and balances the other half way between two points at which they are
+                  // equal
+    const auto near_lower = Point<T>::at((double)lower, certain, row.temperature);
+    const auto near_upper = Point<T>::at((double)upper, -certain, row.temperature);
+    const double left = tails<F, V>(p, open, row.threads, near_lower, row.temperature).lower;
+    const double right = tails<F, V>(p, open, row.threads, near_upper, row.temperature).upper;
+    const double lost = (((double)upper - middle) - (middle - (double)lower)) / 2 / row.temperature;  // by rounding
+    const double shift = (std::log(left) - std::log(right)) / 2;
+    *point = Point<T>::at(middle, std::isfinite(lost) ? shift + lost : shift, row.temperature);
+    return {true, 0};
+  }
+  return balance<F, V>(p, open, row.threads, decided[0], row.k, row.temperature, just_p, (double)upper, -gap - reach,
+                       reach, point);
+}
+
+}  // namespace

@@ -1,0 +1,224 @@
+// Fuzzes the C entry points under the address and undefined-behaviour sanitizers: random sizes, ks, temperatures, masks
+// and bit patterns. A case fails if a row that can be satisfied does not sum to k, if one that cannot is not NaN, or if
+// an entry leaves [0, 1]; if a sample is not 0s and 1s of the right number; and if a call that gets no memory does not
+// say so. The sanitizers catch the rest. Usage: fuzz [cases] [seed]
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <random>
+#include <vector>
+
+#include "khot.h"
+
+// The library asks for memory with `new (std::nothrow)`: here it gets none while this is set.
+static bool no_memory = false;
+void* operator new[](size_t size, const std::nothrow_t&) noexcept { return no_memory ? nullptr : std::malloc(size); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
+
+namespace {
+
+using Rng = std::mt19937_64;
+
+template <class T> constexpr int32_t dtype_of() { return sizeof(T) == 4 ? KHOT_FLOAT : KHOT_DOUBLE; }
+
+template <class T> T any_bits(Rng& rng) {
+  T v;
+  const uint64_t bits = rng();
+  std::memcpy(&v, &bits, sizeof v);
+  return v;
+}
+
+template <class T> void fill(Rng& rng, std::vector<T>& x) {
+  std::normal_distribution<double> normal;
+  std::uniform_real_distribution<double> uniform;
+  const int kind = (int)(rng() % 10);
+  const double scale = std::pow(10, 8 * uniform(rng) - 4);
+  for (auto& v : x) switch (kind) {
+      case 0: v = any_bits<T>(rng); break;                                       // NaN, inf, denormals and all
+      case 1: v = (T)(scale * std::tan(3.14159 * (uniform(rng) - 0.5))); break;  // heavy tails
+      case 2: v = (T)std::floor(4 * uniform(rng)); break;                        // ties
+      case 3: v = (T)scale; break;                                               // all equal
+      case 4: v = uniform(rng) < 0.1 ? std::numeric_limits<T>::infinity() : (T)normal(rng); break;
+      case 5: v = uniform(rng) < 0.5 ? -std::numeric_limits<T>::infinity() : (T)normal(rng); break;
+      case 6: v = (T)(1000 + scale * normal(rng)); break;
+      case 7: v = (T)(normal(rng) * std::numeric_limits<T>::min()); break;  // denormals
+      case 8: v = uniform(rng) < 0.02 ? std::numeric_limits<T>::quiet_NaN() : (T)normal(rng); break;
+      default: v = (T)(scale * normal(rng));
+    }
+}
+
+// What the row must give: the sum, or NaN.
+template <class T> double expected(const T* x, const uint8_t* mask, int64_t stride, int64_t n, double k, double t) {
+  int64_t allowed = 0;
+  bool nan = !(t > 0);
+  for (int64_t i = 0; i < n; ++i) {
+    if (mask && !mask[i * stride]) continue;
+    nan |= std::isnan(x[i]);
+    allowed += x[i] > -std::numeric_limits<T>::infinity();
+  }
+  return nan || !(k >= 0 && k <= (double)allowed) ? std::nan("") : k;
+}
+
+template <class T> int fuzz(Rng& rng, long number) {
+  std::uniform_real_distribution<double> uniform;
+  const int64_t n = 1 + (int64_t)(rng() % (number % 500 == 0 ? 100000 : number % 20 == 0 ? 2000 : 80));
+  const int64_t rows = number % 500 == 0 ? 1 : 1 + (int64_t)(rng() % 20);
+  const int64_t stride = rng() % 4 ? 1 : 3;
+  std::vector<T> x((size_t)(rows * n)), p(x.size()), g(x.size(), (T)0.5), dx(x.size());
+  std::vector<double> k((size_t)rows), t((size_t)rows), dk((size_t)rows);
+  std::vector<uint8_t> mask;
+  fill(rng, x);
+  if (rng() % 3 == 0)
+    for (int64_t i = 0; i < rows * n * stride; ++i) mask.push_back(rng() % 4 != 0);
+  for (int64_t r = 0; r < rows; ++r) {
+    const int kind = (int)(rng() % 8);
+    k[(size_t)r] = kind == 0   ? any_bits<double>(rng)
+                   : kind == 1 ? (double)(n + 1)
+                   : kind < 5  ? std::floor((double)(n + 1) * uniform(rng))
+                               : (double)n * uniform(rng);
+    t[(size_t)r] = rng() % 50 == 0 ? std::nan("") : std::pow(10, 10 * uniform(rng) - 6);
+  }
+  const uint8_t* m = mask.empty() ? nullptr : mask.data();
+  const auto threads = 1 + (int32_t)(rng() % 2), path = (int32_t)(rng() % 2), cdf = (int32_t)(rng() % 6) % KHOT_CDFS;
+  const bool is_shared = rng() % 4 == 0;  // one k and one T for all rows
+  if (is_shared) {
+    k.assign(k.size(), k[0]);
+    t.assign(t.size(), t[0]);
+  }
+  const khot_rows scores = {x.data(),
+                            rows,
+                            n,
+                            is_shared ? nullptr : k.data(),
+                            1,
+                            is_shared ? nullptr : t.data(),
+                            1,
+                            m,
+                            n * stride,
+                            stride,
+                            k[0],
+                            t[0],
+                            dtype_of<T>(),
+                            threads,
+                            path,
+                            cdf};
+  khot_topk(&scores, p.data());
+  khot_rows solved = scores;
+  solved.x = p.data();
+  khot_topk_pull(&solved, g.data(), dx.data(), dk.data());
+  std::vector<T> chosen(x.size()), z(x.size());
+  std::vector<uint8_t> left((size_t)rows);
+  khot_sigmoid_margin(&scores, z.data(), left.data());
+  khot_hard_topk(&scores, chosen.data());
+  const double limit = sizeof(T) == 4 ? 1e-6 : 1e-9;
+  for (int64_t r = 0; r < rows; ++r) {
+    const double want =
+        expected(x.data() + r * n, m ? m + r * n * stride : nullptr, stride, n, k[(size_t)r], t[(size_t)r]);
+    const double whole = k[(size_t)r] == std::floor(k[(size_t)r]) && t[(size_t)r] > 0 ? want : std::nan("");
+    double sum = 0, ones = 0, margins = 0;
+    bool in_range = true;
+    for (int64_t i = 0; i < n; ++i) {
+      const double v = (double)p[(size_t)(r * n + i)];
+      sum += v;
+      in_range &= v >= 0 && v <= 1;
+      ones += (double)chosen[(size_t)(r * n + i)];
+      margins += 1 / (1 + std::exp(-(double)z[(size_t)(r * n + i)]));
+    }
+    // The gradient of a constant is none, and its weighted mean is the constant; 0 in a saturated row.
+    const double mean = dk[(size_t)r];
+    const bool has_digits = want > 1e-30;  // below, a float is denormal
+    bool is_flat = !has_digits || std::fabs(mean - 0.5) <= 1e-5 || mean == 0;
+    for (int64_t i = 0; i < n; ++i)
+      is_flat &= !has_digits || std::fabs((double)dx[(size_t)(r * n + i)]) * t[(size_t)r] <= 1e-5;
+    const bool is_hard = std::isnan(whole) ? std::isnan(ones) || std::isnan(t[(size_t)r]) : ones == whole;
+    const bool is_margin = left[(size_t)r] || std::fabs(margins - want) <= limit * std::fmax(want, 1);
+    const bool good =
+        is_flat && is_hard && is_margin &&
+        (std::isnan(want) ? std::isnan(sum) : in_range && std::fabs(sum - want) <= limit * std::fmax(want, 1));
+    if (!good) {
+      std::printf(
+          "case %ld row %ld of %ld: n=%ld k=%.17g T=%.17g path=%d cdf=%d %s: sum %.17g, expected %.17g; hard sum "
+          "%.17g, of margins %.17g\n",
+          number, (long)r, (long)rows, (long)n, k[(size_t)r], t[(size_t)r], path, cdf,
+          sizeof(T) == 4 ? "float" : "double", sum, want, ones, margins);
+      for (int64_t i = 0; i < n && i < 40; ++i)
+        std::printf(m && !m[(r * n + i) * stride] ? "(%.9g) " : "%.9g ", (double)x[(size_t)(r * n + i)]);
+      std::printf("\n");
+      return 1;
+    }
+  }
+  return 0;
+}
+
+// Samples have 0s and 1s, as many as their probabilities sum to, rounded up or down; an item at 0 none, at 1 always.
+template <class T> int fuzz_samples(Rng& rng, long number) {
+  std::uniform_real_distribution<double> uniform;
+  const int64_t n = 1 + (int64_t)(rng() % (number % 500 == 0 ? 100000 : number % 20 == 0 ? 20000 : 80));
+  const int64_t rows = number % 20 == 0 ? 1 : 1 + (int64_t)(rng() % 5), draws = 1 + (int64_t)(rng() % 3);
+  const double steep = 20 * uniform(rng);
+  std::vector<T> p((size_t)(rows * n)), x((size_t)(draws * rows * n));
+  std::vector<double> k((size_t)rows, 0.0);
+  std::vector<uint8_t> whole((size_t)rows, 0);
+  std::vector<int64_t> order((size_t)(rows * n));
+  const bool is_any = rng() % 20 == 0;  // then the sanitizers alone look on
+  for (int64_t i = 0; i < rows * n; ++i) {
+    p[(size_t)i] = is_any ? any_bits<T>(rng) : rng() % 8 == 0 ? (T)(rng() % 2) : (T)std::pow(uniform(rng), steep);
+    k[(size_t)(i / n)] += (double)p[(size_t)i];
+    order[(size_t)i] = i % n;
+  }
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t i = n - 1; i > 0; --i)
+      std::swap(order[(size_t)(r * n + i)], order[(size_t)(r * n) + rng() % (uint64_t)(i + 1)]);
+  const int way = (int)(rng() % 4);
+  const auto threads = 1 + (int32_t)(rng() % 2), is_paired = (int32_t)(rng() % 2);
+  const khot_draws asked = {p.data(), rows, n, (int64_t)rng(), draws, is_paired, dtype_of<T>(), threads};
+  const auto draw = [&] {
+    if (way < 3) return khot_pivotal(&asked, whole.data(), way == 1 ? order.data() : nullptr, n, way == 2, x.data());
+    khot_systematic(&asked, k.data(), x.data());
+    return (int)KHOT_OK;
+  };
+  no_memory = number % 20 == 0 && n > 1000;
+  const int wanted = no_memory && way < 3 ? KHOT_NO_MEMORY : KHOT_OK, status = draw();
+  std::vector<int64_t> keys((size_t)rows, 1), places((size_t)(rows * n));
+  const int order_status = khot_order(keys.data(), rows, n, threads, places.data());
+  if (status != wanted || order_status != (no_memory ? KHOT_NO_MEMORY : KHOT_OK)) {
+    std::printf("case %ld: n=%ld way=%d: status %d, not %d\n", number, (long)n, way, status, wanted);
+    return 1;
+  }
+  if (no_memory) {
+    no_memory = false;
+    draw();
+  }
+  if (is_any) return 0;
+  for (int64_t r = 0; r < draws * rows; ++r) {
+    double sum = 0;
+    bool good = true;
+    for (int64_t i = 0; i < n; ++i) {
+      const double v = (double)x[(size_t)(r * n + i)], q = (double)p[(size_t)(r % rows * n + i)];
+      sum += v;
+      good &= (v == 0 || v == 1) && (q > 0 || v == 0) && (q < 1 || v == 1);
+    }
+    if (good && std::fabs(sum - k[(size_t)(r % rows)]) < 1 + 1e-9 * k[(size_t)(r % rows)]) continue;
+    std::printf("case %ld row %ld: n=%ld way=%d: sum %.17g, expected about %.17g\n", number, (long)r, (long)n, way, sum,
+                k[(size_t)(r % rows)]);
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const long cases = argc > 1 ? std::atol(argv[1]) : 100000;
+  Rng rng(argc > 2 ? (uint64_t)std::atoll(argv[2]) : 0);
+  int failed = 0;
+  for (long i = 0; i < cases && failed < 10; ++i) failed += i % 3 ? fuzz<float>(rng, i) : fuzz<double>(rng, i);
+  for (long i = 0; i < cases && failed < 10; ++i)
+    failed += i % 2 ? fuzz_samples<float>(rng, i) : fuzz_samples<double>(rng, i);
+  std::printf("%ld cases, %d failed\n", cases, failed);
+  return failed != 0;
+}
