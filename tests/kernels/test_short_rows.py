@@ -46,6 +46,16 @@ def test_cold_short_rows_agree_with_float64(n, kind):
     assert bool((got[exact == 0] == 0).all())
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 1e-6, 1e-9, 1e-20])
+def test_threshold_between_two_scores_that_are_next_to_each_other(temperature):
+    x = torch.full((24, 12), 1000.0)
+    x[:, 7:] = torch.nextafter(x[0, 0], x.new_tensor(0.0))
+    for size in (1.0, -1.0, 1e-10, 1e33):
+        scores, k = size * x, 7.0 if size > 0 else 5.0
+        got, exact = (_native.native_topk(t, k, abs(size) * temperature, None) for t in (scores, scores.double()))
+        torch.testing.assert_close(got.double(), exact, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["normal", "outlier", "ties"])
 def test_masked_short_rows_are_those_without_the_masked_entries(kind):
     x, k, temperature = cases(40, kind)

@@ -129,6 +129,10 @@ inline unsigned sure_eight(const Row<float>* given, float* const* out) {
   const auto gap = V::mul(V::sub(upper, lower), scale), middle = V::fma(half, upper, V::mul(half, lower));
   const auto is_wide = V::gt(gap, V::mul(V::set(2), V::add(reach, certain)));
 
+  // Half way between scores next to each other there is no number: what its rounding leaves, as far as it matters.
+  const auto twice = V::add(V::sub(upper, middle), V::sub(lower, middle)), most = V::set(1e4f);
+  const auto off_middle = V::max(V::min(V::mul(V::mul(half, twice), scale), most), V::sub(zero, most));
+
   // Newton's method as in `balance`, each row for itself; τ = upper + T·shift.
   const float eps = Limits<float>::eps;
   const auto tolerance = V::set(std::sqrt(eps) / 10),
@@ -140,7 +144,7 @@ inline unsigned sure_eight(const Row<float>* given, float* const* out) {
   __m256 y[khot::kShort];
   for (int i = 0; i < kMostSteps && V::lanes(active); ++i) {
     const auto anchor = V::blend(is_wide, middle, V::fma(temperature, shift, upper));
-    const auto left_over = V::blend(is_wide, zero, V::fnma(V::sub(anchor, upper), scale, shift));
+    const auto left_over = V::blend(is_wide, off_middle, V::fnma(V::sub(anchor, upper), scale, shift));
     const ColumnTails t = tails(rows, anchor, scale, left_over, y);
     const auto left = V::add(t.lower, V::max(t.excess, zero));
     const auto right = V::add(t.upper, V::max(V::sub(zero, t.excess), zero));
