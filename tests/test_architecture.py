@@ -31,7 +31,8 @@ def private_doors(path, source):
         for target in names:
             room = page_room(target)
             private = [part for part in target[len(room) :] if part.startswith("_")]
-            if private and target[0] not in SHARED and page_room(list(here)) != room:
+            own = page_room(list(here))[: len(room)] == room  # the same room, or the folder that it is in
+            if private and target[0] not in SHARED and not own:
                 found.append(f"{path.relative_to(PACKAGE)}:{node.lineno} imports {'.'.join(target)}")
     return found
 

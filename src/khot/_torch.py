@@ -54,7 +54,7 @@ dispatch_modes: Callable[[], int] = _get(NAMES[2], lambda: 1)
 function_modes: Callable[[], int] = _get(NAMES[3], lambda: 1)
 """Return how many TorchFunctionModes are active."""
 
-is_tracing: Callable[[], bool] = _get(NAMES[9], torch.jit.is_tracing)
+is_tracing: Callable[[], bool] = _get(NAMES[9], torch.jit.is_tracing)  # type: ignore[attr-defined]
 """Return whether torch.jit.trace records."""
 
 forward_level: Callable[[Any], int] = (
@@ -121,7 +121,7 @@ def next_tangents() -> Iterator[None]:
         yield
 
 
-def primals(tensors: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+def primals(tensors: tuple[Tensor | None, ...]) -> list[Any]:
     """Return saved tensors without the tangents of this level."""
     return [None if t is None else forward_ad.unpack_dual(t).primal for t in tensors]
 

@@ -78,7 +78,8 @@ def _laplace_quantile(p: Tensor) -> Tensor:
 
 
 def _normal(z: Tensor) -> Tensor:
-    return 0.5 * torch.special.erfc(z * -math.sqrt(0.5))  # ndtr is ½ + ½erf below 0, which cancels
+    tail: Tensor = torch.special.erfc(z * -math.sqrt(0.5))  # ndtr is ½ + ½erf below 0, which cancels
+    return 0.5 * tail
 
 
 def _normal_density(z: Tensor) -> Tensor:
@@ -295,6 +296,8 @@ def row_sum(t: Tensor) -> Tensor:
     if t.dtype == torch.float64 or n <= CHUNK:
         return t.sum(-1, keepdim=True, dtype=torch.float64)
     in_chunks = n // CHUNK * CHUNK
-    total = t.narrow(-1, 0, in_chunks).unflatten(-1, (-1, CHUNK)).sum(-1).sum(-1, keepdim=True, dtype=torch.float64)
-    rest = t.narrow(-1, in_chunks, n - in_chunks) if in_chunks < n else None
-    return total if rest is None else total + rest.sum(-1, keepdim=True, dtype=torch.float64)
+    chunks: Tensor = t.narrow(-1, 0, in_chunks).unflatten(-1, (-1, CHUNK)).sum(-1)
+    total = chunks.sum(-1, keepdim=True, dtype=torch.float64)
+    if in_chunks == n:
+        return total
+    return total + t.narrow(-1, in_chunks, n - in_chunks).sum(-1, keepdim=True, dtype=torch.float64)

@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import relaxations as r
 from .._math import cdfs, threshold
 from .._shape import compute_dtype
-from ..designs._sample import sample_khot, sample_relaxed_khot
+from ..designs import sample_khot, sample_relaxed_khot
 
 BASELINE = "sigmoid_topk"
 """The contender that ratios refer to."""

@@ -56,6 +56,11 @@ def constant(value: float | Tensor) -> float | Tensor:
     return value
 
 
+def _law(cdf: Cdf | str) -> Cdf:
+    """Return the cdf that an op was given by name."""
+    return cdf_by_name(cdf) if isinstance(cdf, str) else cdf
+
+
 def _differentiates(*values: Any) -> bool:
     if torch.is_grad_enabled():
         for value in values:
@@ -79,9 +84,9 @@ def topk(x: Tensor, k: float | Tensor, temperature: float | Tensor, mask: Tensor
     if is_watched():
         y: Tensor = _topk(x, per_row(k, x), per_row(temperature, x), mask, cdf.name)
     elif _differentiates(x, k, temperature):
-        y = _TopK.apply(x, k, temperature, mask, cdf.name)
+        y = _TopK.apply(x, k, temperature, mask, cdf)
     else:
-        y = _solve(x, k, temperature, mask, cdf.name)
+        y = _solve(x, k, temperature, mask, cdf)
     return y
 
 
@@ -96,10 +101,9 @@ def margin(
     if is_watched():
         z: Tensor = _margin(x, k, temperature, mask, costs, cdf.name)
     elif _differentiates(x, k, temperature, costs):
-        z = _Margin.apply(x, k, temperature, mask, costs, cdf.name)
+        z = _Margin.apply(x, k, temperature, mask, costs, cdf)
     else:
-        with _torch.next_level():
-            z = _margin(x, k, temperature, mask, costs, cdf.name)
+        z = _solve_margin(x, k, temperature, mask, costs, cdf)
     return z
 
 
@@ -111,21 +115,32 @@ def hard_topk(x: Tensor, k: float | Tensor, mask: Tensor | None) -> Tensor:
     return chosen
 
 
-def _solve(x: Tensor, k: float | Tensor, temperature: float | Tensor, mask: Tensor | None, cdf: str) -> Tensor:
+def _solve(x: Tensor, k: float | Tensor, temperature: float | Tensor, mask: Tensor | None, cdf: Cdf) -> Tensor:
     """Return y by the CPU's kernel, or by the op below autograd."""
-    if HAS_NATIVE and cdf in _native.CDFS and is_plain(x, k, temperature, mask):
-        return _native.native_topk(x, k, temperature, mask, cdf)
+    if is_plain(x, k, temperature, mask):
+        return _cpu_topk(x, k, temperature, mask, cdf)
     k, temperature = per_row(k, x), per_row(temperature, x)
     with _torch.next_level():
-        y: Tensor = _topk(x, k, temperature, mask, cdf)
+        y: Tensor = _topk(x, k, temperature, mask, cdf.name)
     return y
 
 
-def _pull(g: Tensor, y: Tensor, temperature: float | Tensor, cdf: str) -> Tensor:
+def _solve_margin(
+    x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, costs: Tensor | None, cdf: Cdf
+) -> Tensor:
+    """Return z likewise."""
+    if is_plain(x, k, temperature, mask, costs):
+        return _cpu_margin(x, k, temperature, mask, costs, cdf)
+    with _torch.next_level():
+        z: Tensor = _margin(x, k, temperature, mask, costs, cdf.name)
+    return z
+
+
+def _pull(g: Tensor, y: Tensor, temperature: float | Tensor, cdf: Cdf) -> Tensor:
     """Return the cotangent of x for that of y: what a training step needs, and what a kernel fuses."""
-    if HAS_NATIVE and cdf in _native.CDFS and is_plain(g, y, temperature):
-        return _native.native_pull(g, y, temperature, None, cdf)
-    dx: Tensor = _topk_pull(g, y, per_row(temperature, y), cdf)
+    if is_plain(g, y, temperature):
+        return _cpu_pull(g, y, temperature, cdf)
+    dx: Tensor = _topk_pull(g, y, per_row(temperature, y), cdf.name)
     return dx
 
 
@@ -141,11 +156,11 @@ class _TopK(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, k: float | Tensor, temperature: float | Tensor, mask: Tensor | None, cdf: str
+        ctx: Any, x: Tensor, k: float | Tensor, temperature: float | Tensor, mask: Tensor | None, cdf: Cdf | str
     ) -> Tensor:
-        y = _solve(x, k, temperature, mask, cdf)
         ctx.set_materialize_grads(False)
-        ctx.cdf, needs = cdf_by_name(cdf), ctx.needs_input_grad
+        ctx.cdf, needs = _law(cdf), ctx.needs_input_grad
+        y = _solve(x, k, temperature, mask, ctx.cdf)
         ctx.temperature = None if needs[2] else temperature  # a number, or a tensor of khot's own that nobody changes
         rest = (x, k, mask) if needs[1] else ()
         ctx.save_for_backward(y, temperature if needs[2] else None, *rest)
@@ -159,7 +174,7 @@ class _TopK(torch.autograd.Function):
         y, heat, *rest = ctx.saved_tensors
         temperature = ctx.temperature if heat is None else heat
         if heat is None and not rest and not torch.is_grad_enabled():
-            return _pull(g, y, temperature, ctx.cdf.name), None, None, None, None
+            return _pull(g, y, temperature, ctx.cdf), None, None, None, None
         dx, dk, dt = implicit.pull_value(g, _at_value(y, temperature, ctx.cdf, *rest))
         return dx, dk if rest else None, None if heat is None else dt, None, None
 
@@ -184,13 +199,12 @@ class _Margin(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, costs: Tensor | None, cdf: str
+        ctx: Any, x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, costs: Tensor | None, cdf: Cdf | str
     ) -> Tensor:
-        with _torch.next_level():
-            z: Tensor = _margin(x, k, temperature, mask, costs, cdf)
+        ctx.cdf = _law(cdf)
+        z = _solve_margin(x, k, temperature, mask, costs, ctx.cdf)
         ctx.save_for_backward(z, temperature, costs)
         ctx.save_for_forward(z, temperature, costs)
-        ctx.cdf = cdf_by_name(cdf)
         return z
 
     @staticmethod
@@ -226,37 +240,30 @@ def _like(x: Tensor, *_: Any) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-def _eager_topk(
-    x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, cdf: str, early_stop: bool = False
+def _everywhere_topk(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, cdf: str) -> Tensor:
+    return threshold.topk(x, k, temperature, mask, cdf_by_name(cdf), early_stop=False)
+
+
+def _everywhere_margin(
+    x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, costs: Tensor | None, cdf: str
 ) -> Tensor:
-    return threshold.topk(x, k, temperature, mask, cdf_by_name(cdf), early_stop=early_stop)
+    return threshold.margin(x, k, temperature, mask, costs, cdf_by_name(cdf), early_stop=False)
 
 
-def _eager_margin(
-    x: Tensor,
-    k: Tensor,
-    temperature: Tensor,
-    mask: Tensor | None,
-    costs: Tensor | None,
-    cdf: str,
-    early_stop: bool = False,
-) -> Tensor:
-    return threshold.margin(x, k, temperature, mask, costs, cdf_by_name(cdf), early_stop=early_stop)
-
-
-def _eager_pull(g: Tensor, y: Tensor, temperature: Tensor, cdf: str) -> Tensor:
-    return implicit.pull_value(g, implicit.at_value(y, temperature, cdf_by_name(cdf)))[0].contiguous()
+def _everywhere_pull(g: Tensor, y: Tensor, temperature: float | Tensor, cdf: Cdf | str) -> Tensor:
+    law = _law(cdf)
+    return implicit.pull_value(g, implicit.at_value(y, temperature, law))[0].contiguous()
 
 
 # x (…, n), k (…) float64, T (…) float64, mask (…, n) or None, the name of the cdf → y (…, n)
 _topk = define(
-    "topk", "(Tensor x, Tensor k, Tensor temperature, Tensor? mask, str cdf) -> Tensor", _eager_topk, _like, _TopK
+    "topk", "(Tensor x, Tensor k, Tensor temperature, Tensor? mask, str cdf) -> Tensor", _everywhere_topk, _like, _TopK
 )
 # as topk, with costs (…, n) or None → z (…, n)
 _margin = define(
     "margin",
     "(Tensor x, Tensor k, Tensor temperature, Tensor? mask, Tensor? costs, str cdf) -> Tensor",
-    _eager_margin,
+    _everywhere_margin,
     _like,
     _Margin,
 )
@@ -264,38 +271,41 @@ _margin = define(
 _topk_pull = define(
     "topk_pull",
     "(Tensor g, Tensor y, Tensor temperature, str cdf) -> Tensor",
-    _eager_pull,
+    _everywhere_pull,
     lambda g, y, temperature, cdf: _like(y),
 )
 # x (…, n), k (…) float64, mask (…, n) or None → (…, n)
 _hard_topk = define("hard_topk", "(Tensor x, Tensor k, Tensor? mask) -> Tensor", select.k_hot, _like)
 
 
-# ── backends ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the CPU ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _cpu_topk(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, cdf: str) -> Tensor:
-    if HAS_NATIVE and cdf in _native.CDFS:
-        return _native.native_topk(x, k, temperature, mask, cdf)
-    return _eager_topk(x, k, temperature, mask, cdf, early_stop=True)
+def _cpu_topk(x: Tensor, k: float | Tensor, temperature: float | Tensor, mask: Tensor | None, cdf: Cdf | str) -> Tensor:
+    law = _law(cdf)
+    if HAS_NATIVE and law.name in _native.CDFS:
+        return _native.native_topk(x, k, temperature, mask, law.name)
+    return threshold.topk(x, per_row(k, x), per_row(temperature, x), mask, law, early_stop=True)
 
 
 def _cpu_margin(
-    x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, costs: Tensor | None, cdf: str
+    x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, costs: Tensor | None, cdf: Cdf | str
 ) -> Tensor:
-    if HAS_NATIVE and costs is None and cdf == "sigmoid":
+    law = _law(cdf)
+    if HAS_NATIVE and costs is None and law is cdfs.SIGMOID:
         return _native.margin(x, k, temperature, mask)
-    return _eager_margin(x, k, temperature, mask, costs, cdf, early_stop=True)
+    return threshold.margin(x, k, temperature, mask, costs, law, early_stop=True)
 
 
-def _cpu_pull(g: Tensor, y: Tensor, temperature: Tensor, cdf: str) -> Tensor:
-    if cdf in _native.CDFS:
-        return _native.native_pull(g, y, temperature, None, cdf)
-    return _eager_pull(g, y, temperature, cdf)
+def _cpu_pull(g: Tensor, y: Tensor, temperature: float | Tensor, cdf: Cdf | str) -> Tensor:
+    name = cdf if isinstance(cdf, str) else cdf.name
+    if HAS_NATIVE and name in _native.CDFS:
+        return _native.native_pull(g, y, temperature, None, name)
+    return _everywhere_pull(g, y, temperature, cdf)
 
 
 LIBRARY.impl("topk", _cpu_topk, "CPU")
 LIBRARY.impl("margin", _cpu_margin, "CPU")
+LIBRARY.impl("topk_pull", _cpu_pull, "CPU")
 if HAS_NATIVE:
-    LIBRARY.impl("topk_pull", _cpu_pull, "CPU")
     LIBRARY.impl("hard_topk", _native.hard_topk, "CPU")

@@ -54,8 +54,8 @@ def relaxation(
         >>> student(torch.tensor([2.0, 1.0, 0.0, -1.0]), 2)
         tensor([0.8638, 0.6667, 0.3333, 0.1362])
     """
-    options = {"survival": survival, "density": density, "quantile": quantile, "name": name}
-    remake = partial(relaxation, cdf, symmetric=symmetric, smooth=smooth, **options)
+    functions = {"survival": survival, "density": density, "quantile": quantile}
+    remake = partial(relaxation, cdf, **functions, symmetric=symmetric, smooth=smooth, name=name)
     _require_cdf(cdf(_points(PROBES)))
 
     rest = survival or ((lambda z: cdf(-z)) if symmetric else (lambda z: 1 - cdf(z)))
