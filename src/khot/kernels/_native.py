@@ -271,8 +271,9 @@ def _mask(mask: Tensor | None, n: int) -> tuple[Tensor | None, int | None, int, 
     """Return the mask as rows (to be kept while it is read), its address, and its strides."""
     if mask is None:
         return None, None, 0, 0
-    mask = mask.reshape(-1, n)  # a view, unless inner batch dimensions were broadcast
-    return mask, mask.data_ptr(), mask.stride(0), mask.stride(1)
+    if mask.ndim != 2:
+        mask = mask.reshape(-1, n)  # a view, unless inner batch dimensions were broadcast
+    return mask, mask.data_ptr(), *mask.stride()
 
 
 def _column(value: Any) -> tuple[Any, int | None, int, float]:

@@ -33,7 +33,7 @@ def is_watched() -> bool:
 
 
 def is_plain(*values: Any) -> bool:
-    """Return whether a kernel may be called on these without the dispatcher; what is no tensor may always be.
+    """Return whether a kernel may be called on these tensors, floats and Nones without the dispatcher.
 
     It may for dense CPU tensors while no tracer, transform, mode or forward-mode differentiation is active.
     """
@@ -44,16 +44,17 @@ def is_plain(*values: Any) -> bool:
         if kind is Tensor or kind is Parameter:
             if dispatch_keys(value) not in _PLAIN:
                 return False
-        elif isinstance(value, Tensor):
+        elif kind is not float and value is not None:  # a subclass; and isinstance of a tensor is slow
             return False
     return True
 
 
 def constant(value: float | Tensor) -> float | Tensor:
     """Return the number in an ordinary CPU tensor of one element that needs no gradient; else the value as it is."""
-    if isinstance(value, Tensor) and not value.requires_grad and value.numel() == 1 and is_plain(value):
-        return value.item()
-    return value
+    if type(value) is float or type(value) is int or not isinstance(value, Tensor):
+        return value
+    is_number = not value.requires_grad and value.numel() == 1 and is_plain(value)
+    return float(value.item()) if is_number else value
 
 
 def _law(cdf: Cdf | str) -> Cdf:
@@ -64,7 +65,7 @@ def _law(cdf: Cdf | str) -> Cdf:
 def _differentiates(*values: Any) -> bool:
     if torch.is_grad_enabled():
         for value in values:
-            if isinstance(value, Tensor) and value.requires_grad:
+            if type(value) is not float and value is not None and value.requires_grad:
                 return True
     return forward_level(forward_ad) >= 0
 
@@ -158,13 +159,14 @@ class _TopK(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, k: float | Tensor, temperature: float | Tensor, mask: Tensor | None, cdf: Cdf | str
     ) -> Tensor:
-        ctx.set_materialize_grads(False)
         ctx.cdf, needs = _law(cdf), ctx.needs_input_grad
         y = _solve(x, k, temperature, mask, ctx.cdf)
         ctx.temperature = None if needs[2] else temperature  # a number, or a tensor of khot's own that nobody changes
         rest = (x, k, mask) if needs[1] else ()
         ctx.save_for_backward(y, temperature if needs[2] else None, *rest)
-        ctx.save_for_forward(y, *(t if isinstance(t, Tensor) else None for t in (temperature, x, k, mask)))
+        if transforms_active() or forward_level(forward_ad) >= 0:
+            ctx.set_materialize_grads(False)  # `jvp` asks for the margins only if k has a tangent
+            ctx.save_for_forward(y, *(t if isinstance(t, Tensor) else None for t in (temperature, x, k, mask)))
         return y
 
     @staticmethod
