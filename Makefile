@@ -1,4 +1,4 @@
-# make run | test | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | study | selection | sae | sae-minilm | moe | kill | clean
+# make run | test | check | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | study | selection | sae | sae-minilm | moe | kill | clean
 # One virtual environment, .venv, with khot installed editable; each target installs the extras it needs, once.
 
 PYTHON ?= python3
@@ -8,7 +8,7 @@ BIN := .venv/bin
 NATIVE := src/khot/kernels/native
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test lint docs doctest sanitize wheels figures grid speed halving solver-error study moe selection sae sae-minilm kill clean
+.PHONY: run test check lint docs doctest sanitize wheels figures grid speed halving solver-error study moe selection sae sae-minilm kill clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
@@ -16,6 +16,10 @@ run: $(call stamp,run)
 
 test: $(call stamp,test)
 	$(BIN)/pytest -n 2
+
+# The inner loop: what takes long, compiles, opens a browser or starts processes is left to `make test`.
+check: $(call stamp,test)
+	$(BIN)/pytest -n 2 -m "not slow and not compile and not browser and not distributed"
 
 lint: $(call stamp,lint)
 	$(BIN)/ruff check .
@@ -31,6 +35,7 @@ docs: $(call stamp,docs)
 
 figures: $(call stamp,docs)
 	$(BIN)/python docs/make_figures.py
+	$(BIN)/python docs/make_architecture.py
 
 # The C entry points under the address and undefined-behaviour sanitizers, with 100,000 random cases.
 SANITIZE := $(CXX) -O1 -g -std=c++17 -fopenmp -fno-math-errno -ffp-contract=off -fsanitize=address,undefined -fno-sanitize-recover=all -I$(NATIVE)

@@ -18,13 +18,15 @@ for part in holder.split(".")[1:]:
 backup = getattr(owner, name)
 delattr(owner, name)
 import khot
-setattr(owner, name, backup)  # torch itself needs it
+if name != "make_fx":
+    setattr(owner, name, backup)  # torch itself needs it
 """
 USE = """
 x = torch.tensor([2.0, 1.0, 0.0, -1.0], dtype=torch.float64, requires_grad=True)
 expected = torch.tensor([0.8176, 0.6225, 0.3775, 0.1824], dtype=torch.float64)
 mask = torch.tensor([True, True, True, False])
 student = khot.relaxation(lambda z: 0.5 + 0.5 * z / (2 + z.square()).sqrt(), symmetric=True)
+setattr(owner, name, backup)
 for fn in (khot.sigmoid_topk, khot.normal_topk, student):
     y = fn(x, torch.tensor(2.0, requires_grad=True), temperature=torch.tensor(1.0))
     assert torch.autograd.gradcheck(lambda t: fn(t, 1.5, mask=mask), (x,)), fn

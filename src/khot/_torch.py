@@ -12,7 +12,6 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-import torch.fx.experimental.proxy_tensor
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -134,9 +133,6 @@ def no_autocast(x: Tensor) -> AbstractContextManager[None]:
         return nullcontext()
 
 
-_make_fx: Callable[..., Callable[..., Any]] | None = _get(NAMES[8], None)
-
-
 def derivative(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """Return the derivative of an elementwise function, as torch operations.
 
@@ -152,9 +148,11 @@ def derivative(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
             raise _lacks(NAMES[8])
         return slope(z)
 
-    if _make_fx is None:
+    try:
+        from torch.fx.experimental.proxy_tensor import make_fx  # heavy: imported when it is needed
+    except ImportError:
         return untransformed
-    graph = _make_fx(slope, tracing_mode="symbolic")(torch.zeros(7, dtype=torch.float64, device="cpu"))
+    graph = make_fx(slope, tracing_mode="symbolic")(torch.zeros(7, dtype=torch.float64, device="cpu"))
     return lambda z: graph(z.flatten()).view(z.shape)
 
 
