@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 from .. import _check, _shape
 from .._math import cdfs
@@ -121,9 +121,13 @@ def khot_cross_entropy(
     _check.one_of("reduction", reduction, ("mean", "sum", "none"))
     y = _shape.per_entry(target, x, dim, torch.float64)
     z, rows, _ = _margins(x, y.sum(-1), dim, temperature, mask)
-    entropy = torch.special.entr(y) + torch.special.entr(1 - y)
-    cross = _times(y, logsigmoid(z)) + _times(1 - y, logsigmoid(-z))
-    loss: Tensor = rows.temperature * -(entropy + cross).sum(-1)
+    # T·KL(y ‖ σ(z)) is a binary cross-entropy less the entropy of y; a margin of ±inf is right or infinitely wrong.
+    is_certain = z.isinf()
+    terms = binary_cross_entropy_with_logits(torch.where(is_certain, 0.0, z), y, reduction="none")
+    if target.is_floating_point():
+        terms = terms - torch.special.entr(y) - torch.special.entr(1 - y)
+    terms = torch.where(is_certain, torch.where(y == (z > 0), 0.0, torch.inf), terms)
+    loss: Tensor = rows.temperature * terms.sum(-1)
     loss = loss - loss.detach().clamp(max=0)  # rounding may leave −1e-17
     loss = torch.where(((y < 0) | (y > 1)).any(-1), torch.nan, loss)
     return _reduced(loss, reduction, x.dtype)
@@ -211,11 +215,6 @@ def _hits(
         y = torch.where(mask, y, 0.0)
     hits = (y * sigmoid_topk(x, k, dim=dim, temperature=temperature, mask=mask)).sum(dim)
     return hits, torch.as_tensor(k, dtype=torch.float64, device=x.device), y.sum(dim)
-
-
-def _times(weight: Tensor, log: Tensor) -> Tensor:
-    """weight·log with 0·(−inf) = 0, also in the gradient."""
-    return weight * torch.where(weight == 0, 0.0, log)
 
 
 def _reduced(loss: Tensor, reduction: str, dtype: torch.dtype) -> Tensor:
