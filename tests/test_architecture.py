@@ -26,8 +26,8 @@ def private_doors(path, source):
             continue
         base = list(here[: len(here) - node.level])
         names = [[*base, *(node.module or "").split(".")]] if node.module else [[*base, a.name] for a in node.names]
-        if node.module:  # `from ..room import _file` goes through a private file too
-            names += [[*base, *node.module.split("."), a.name] for a in node.names]
+        if node.module and not any(part.startswith("_") for part in node.module.split(".")):
+            names += [[*base, *node.module.split("."), a.name] for a in node.names]  # `from ..room import _file`
         for target in names:
             room = page_room(target)
             private = [part for part in target[len(room) :] if part.startswith("_")]

@@ -74,7 +74,7 @@ def test_bad_temperature(fn, temperature, error, message):
 
 
 def test_hard_topk_refuses_fractions():
-    with pytest.raises(ValueError, match="`k` must be a whole number"):
+    with pytest.raises(ValueError, match="`k` must be an integer"):
         khot.hard_topk(x, 2.5)
     assert khot.hard_topk(x, 2.0).sum() == 6
 

@@ -1,3 +1,4 @@
+import importlib
 import re
 import subprocess
 import sys
@@ -21,6 +22,11 @@ PUBLIC = {
         *("aux_k_loss", "aux_zipf_loss", "SparseAutoencoderMetrics"),
         *("KHotGate", "Schedule", "geometric", "linear", "Router", "MoE", "MoEOutput"),
     },
+    "khot.kernels": {"cpu", "status"},
+    "khot.sae": {
+        *("train", "Training", "Trainer", "Run", "Point", "Recipe", "RECIPES", "HELD_OUT", "measure"),
+        *("Activations", "open_activations", "check_activations"),
+    },
 }
 
 
@@ -30,6 +36,8 @@ def test_public_names():
     for room in ("boosts", "constraints", "designs", "estimators", "kernels", "metrics", "nn", "testing"):
         assert isinstance(getattr(khot, room), ModuleType)
     assert {n for n, v in vars(khot.nn).items() if not n.startswith("_") and callable(v)} == PUBLIC["khot.nn"]
+    for name in ("khot.kernels", "khot.sae"):
+        assert {n for n in dir(importlib.import_module(name)) if not n.startswith("_")} == PUBLIC[name]
 
 
 def test_every_public_function_says_its_shapes_and_has_an_example():
