@@ -8,7 +8,7 @@ BIN := .venv/bin
 NATIVE := src/khot/kernels/native
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test check lint docs doctest sanitize wheels figures grid speed halving solver-error study moe selection sae sae-minilm kill clean
+.PHONY: run test check compare lint docs doctest sanitize wheels figures grid speed halving solver-error study moe selection sae sae-minilm kill clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
@@ -57,6 +57,10 @@ speed: $(call stamp,test)
 	$(BIN)/python -m benchmarks.family
 	$(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m benchmarks.sampling
+
+# Is this checkout faster than another one? make compare BEFORE=../before
+compare: $(call stamp,test)
+	$(BIN)/python -m benchmarks.checkouts $(BEFORE)
 
 halving: $(call stamp,test)
 	$(BIN)/python -m benchmarks.successive_halving

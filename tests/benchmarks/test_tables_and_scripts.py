@@ -9,7 +9,7 @@ from importlib import import_module
 import pytest
 import torch
 
-from benchmarks import common, family, grid, scaling, solver_error, speed, worst
+from benchmarks import checkouts, common, family, grid, scaling, solver_error, speed, worst
 from benchmarks import successive_halving as halving
 from benchmarks.common import COMMITTED, ROOT
 from benchmarks.rivals import ALL
@@ -173,3 +173,12 @@ def test_an_interruption_keeps_the_rows():
     assert common.collect(rows(), into)
     assert into == [{"a": 1}]
     assert not common.collect(iter([{"a": 2}]), into)
+
+
+@pytest.mark.slow
+def test_checkouts():
+    new, old = checkouts.Worker(common.ROOT), checkouts.Worker(common.ROOT)
+    rows = checkouts.measure(new, old, ["8×16"], [1], 1)
+    assert {row.call for row in rows} == set(checkouts.KINDS)
+    assert all(row.forward > 0 for row in rows)
+    assert "| shape | plain | mask |" in checkouts.report(rows)

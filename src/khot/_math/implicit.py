@@ -50,12 +50,15 @@ def at_margin(z: Tensor, temperature: Tensor | float, costs: Tensor | None, cdf:
     """Return the derivative's parts for any F from z (…, n): exact where y rounds, as long as F′ can be told."""
     infinite = z.isinf()
     finite = torch.where(infinite, cdf.center, z)
-    v = slope(cdf, z)
-    weighted = v if costs is None else costs * v
     if cdf.log_density is None:
+        v = slope(cdf, z)
+        weighted = v if costs is None else costs * v
         total = _sum(weighted)
         return Linear(finite, v, _ratio(weighted, total), total, _scale(temperature, z))
-    log_v = cdf.log_density(finite) if costs is None else costs.log() + cdf.log_density(finite)
+    log_v = cdf.log_density(finite)
+    v = torch.where(infinite, 0.0, log_v.exp())
+    if costs is not None:
+        log_v = costs.log() + log_v
     log_v = torch.where(infinite, -torch.inf, log_v)
     is_saturated = infinite.all(-1, keepdim=True)
     log_v = torch.where(is_saturated, 0.0, log_v)
