@@ -8,8 +8,7 @@ from sae_cases import K, N, data, make, train
 
 import khot
 from khot.nn import aux_k_loss, aux_zipf_loss
-from khot.nn.sae._activity import apportion, zipf
-from khot.nn.sae._axes import Encoder, by_latent
+from khot.nn.sae._axes import Encoder, apportion, by_latent, zipf
 
 
 def test_aux_k_trains_the_encoder_of_dead_latents():

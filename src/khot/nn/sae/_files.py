@@ -18,8 +18,7 @@ from ..._version import __version__
 from ._axes import AXES, Axis
 
 CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
-FORM = "6.0.0"
-"""The version of SAELens since which files have this form."""
+FORM = "6.0.0"  # the version of SAELens since which files have this form
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +91,9 @@ def save(
     folder: str | os.PathLike[str], config: SparseAutoencoderConfig, weights: dict[str, Tensor], selector: str
 ) -> None:
     """Write both files, each atomically; weights in the units of the inputs."""
-    folder = Path(folder)
-    write_tensors(folder / WEIGHTS, weights)
+    write_tensors(Path(folder) / WEIGHTS, weights)
     description = _description(config, weights["W_dec"].dtype, selector)
-    write(folder / CONFIG, json.dumps(description, indent=2) + "\n")
+    write(Path(folder) / CONFIG, json.dumps(description, indent=2) + "\n")
 
 
 def read(folder: str | os.PathLike[str]) -> tuple[SparseAutoencoderConfig, dict[str, Tensor]]:
@@ -110,8 +108,7 @@ def read(folder: str | os.PathLike[str]) -> tuple[SparseAutoencoderConfig, dict[
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write a safetensors file, atomically."""
-    save_bytes = _safetensors().save
-    write(path, save_bytes({name: t.detach().contiguous() for name, t in tensors.items()}, metadata))
+    write(path, _safetensors().save({name: t.detach().contiguous() for name, t in tensors.items()}, metadata))
 
 
 def read_tensors(path: Path, shapes: dict[str, tuple[int, ...]] | None = None) -> dict[str, Tensor]:
@@ -157,7 +154,6 @@ def _safetensors() -> Any:
     try:
         import safetensors.torch
     except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "Weights are kept in safetensors files: pip install 'khot[sae]'.", name="safetensors"
-        ) from None
+        said = "Weights are kept in safetensors files: pip install 'khot[sae]'."
+        raise ModuleNotFoundError(said, name="safetensors") from None
     return safetensors.torch
