@@ -64,17 +64,27 @@ class Axis:
         """Return the smallest useful k for a batch of `count` tokens: one entry in all."""
         return 1 / count
 
-    def candidates(self, encoder: Encoder, k: float | Tensor, ratio: float, budgets: Budgets) -> list[Block]:
-        """Return the entries to select among in training, `ratio` times as many as are selected."""
-        return by_batch(encoder, k * len(encoder.x), ratio)
-
-    def first(self, encoder: Encoder, k: int) -> list[Block]:
-        """Return the entries selected before training."""
-        return by_batch(encoder, k * len(encoder.x), 1.0)
+    def candidates(self, encoder: Encoder, k: float | Tensor, ratio: float, budgets: Budgets | None) -> list[Block]:
+        """Return the largest entries, to select among in training, `ratio` times as many as are selected."""
+        n, total = len(encoder.bias), k * len(encoder.x)
+        width = min(len(encoder.x) * n, math.ceil(ratio * number(total)))
+        values, places = encoder.x.new_empty(0), torch.empty(0, dtype=torch.int64, device=encoder.x.device)
+        for first, a in encoder.pieces():
+            new, where = _largest(a.flatten(), width)
+            values, places = torch.cat([values, new]), torch.cat([places, where + first * n])
+            if len(values) > width:
+                values, best = values.topk(width, sorted=False)
+                places = places[best]
+        return [Block(values[None], (places // n)[None], (places % n)[None], total)]
 
     def active(self, encoder: Encoder, k: float | Tensor, threshold: Tensor) -> list[Block]:
-        """Return the entries selected in evaluation, by rising token."""
-        return above(encoder, threshold)
+        """Return the entries selected in evaluation, by rising token: what exceeds 0 and the threshold."""
+        parts = []
+        for first, a in encoder.pieces():
+            tokens, latents = (a > threshold.clamp(min=0)).nonzero(as_tuple=True)
+            parts.append((a[tokens, latents], tokens + first, latents))
+        values, tokens, latents = (torch.cat(part)[None] for part in zip(*parts, strict=True))
+        return [Block(values, tokens, latents, values.shape[1])]
 
     def threshold_shape(self, latents: int) -> tuple[int, ...]:
         """Return the shape of the threshold."""
@@ -85,7 +95,7 @@ class Axis:
         least.copy_(torch.where(kept, block.values, torch.inf).min())
 
     def saved_k(self, k: float) -> float:
-        """Return a learned k as it is saved."""
+        """Return a learned k as it is evaluated and saved."""
         return k
 
     def description(self, k: float) -> dict[str, Any]:
@@ -107,14 +117,15 @@ class Token(Axis):
     def least_k(self, count: int, latents: int) -> float:
         return 1.0
 
-    def candidates(self, encoder: Encoder, k: float | Tensor, ratio: float, budgets: Budgets) -> list[Block]:
-        return by_token(encoder, k, ratio)
-
-    def first(self, encoder: Encoder, k: int) -> list[Block]:
-        return by_token(encoder, k, 1.0)
+    def candidates(self, encoder: Encoder, k: float | Tensor, ratio: float, budgets: Budgets | None) -> list[Block]:
+        width = min(len(encoder.bias), math.ceil(ratio * number(k)))
+        found = [a.topk(width, sorted=False) for _, a in encoder.pieces()]
+        values, latents = (torch.cat(parts) for parts in zip(*found, strict=True))
+        tokens = torch.arange(len(values), device=values.device)[:, None].expand_as(latents)
+        return [Block(values, tokens, latents, k)]
 
     def active(self, encoder: Encoder, k: float | Tensor, threshold: Tensor) -> list[Block]:
-        return by_token(encoder, max(1, round(number(k))), 1.0)
+        return self.candidates(encoder, self.saved_k(number(k)), 1.0, None)
 
     def saved_k(self, k: float) -> float:
         return max(1, round(k))
@@ -137,10 +148,21 @@ class Latent(Axis):
     def least_k(self, count: int, latents: int) -> float:
         return latents / count
 
-    def candidates(self, encoder: Encoder, k: float | Tensor, ratio: float, budgets: Budgets) -> list[Block]:
+    def candidates(self, encoder: Encoder, k: float | Tensor, ratio: float, budgets: Budgets | None) -> list[Block]:
+        if budgets is None:  # before training
+            return super().candidates(encoder, k, ratio, None)
         count, n = len(encoder.x), len(encoder.bias)
         self.check_tokens(count, n if isinstance(k, Tensor) else k, n)
-        return by_latent(encoder, budgets(k, count), ratio)
+        shares = budgets(k, count)
+        order = shares.detach().argsort(descending=True, stable=True)
+        octaves = shares.detach()[order].log2().floor().unique_consecutive(return_counts=True)[1].tolist()
+        blocks = []  # in each, no latent has half the budget of another
+        for latents in (part for octave in order.split(octaves) for part in octave.split(max(1, PIECE // count))):
+            a = torch.addmm(encoder.bias[latents, None], encoder.weight.t()[latents], encoder.x.t())  # by latent
+            values, tokens = a.topk(min(count, math.ceil(ratio * number(shares[latents].max()))), sorted=False)
+            latents_of = latents[:, None].expand_as(tokens)
+            blocks.append(Block(values.to(encoder.x.dtype), tokens, latents_of, shares[latents]))
+        return blocks
 
     def threshold_shape(self, latents: int) -> tuple[int, ...]:
         return (latents,)
@@ -150,29 +172,6 @@ class Latent(Axis):
 
 
 AXES: dict[str, Axis] = {"topk": Token(), "batch": Axis(), "feature": Latent()}
-
-
-def by_token(encoder: Encoder, k: float | Tensor, ratio: float) -> list[Block]:
-    """Choose k for each token, among the ratio·k largest."""
-    width = min(len(encoder.bias), math.ceil(ratio * number(k)))
-    found = [a.topk(width, sorted=False) for _, a in encoder.pieces()]
-    values, latents = (torch.cat(parts) for parts in zip(*found, strict=True))
-    tokens = torch.arange(len(values), device=values.device)[:, None].expand_as(latents)
-    return [Block(values, tokens, latents, k)]
-
-
-def by_batch(encoder: Encoder, total: float | Tensor, ratio: float) -> list[Block]:
-    """Choose `total` entries in the whole batch, which is one row, among the ratio·total largest."""
-    n = len(encoder.bias)
-    width = min(len(encoder.x) * n, math.ceil(ratio * number(total)))
-    values, places = encoder.x.new_empty(0), torch.empty(0, dtype=torch.int64, device=encoder.x.device)
-    for first, a in encoder.pieces():
-        new, where = _largest(a.flatten(), width)
-        values, places = torch.cat([values, new]), torch.cat([places, where + first * n])
-        if len(values) > width:
-            values, best = values.topk(width, sorted=False)
-            places = places[best]
-    return [Block(values[None], (places // n)[None], (places % n)[None], total)]
 
 
 def _largest(a: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -187,30 +186,6 @@ def _largest(a: Tensor, count: int) -> tuple[Tensor, Tensor]:
             return values, where[best]
     values, where = a.topk(count, sorted=False)
     return values, where
-
-
-def by_latent(encoder: Encoder, budgets: Tensor, ratio: float) -> list[Block]:
-    """Choose budgets[j] tokens for the latent j, among ratio times as many; in a block, none has half of another's."""
-    count = len(encoder.x)
-    order = budgets.detach().argsort(descending=True, stable=True)
-    octaves = budgets.detach()[order].log2().floor().unique_consecutive(return_counts=True)[1].tolist()
-    blocks = []
-    for latents in (part for octave in order.split(octaves) for part in octave.split(max(1, PIECE // count))):
-        a = torch.addmm(encoder.bias[latents, None], encoder.weight.t()[latents], encoder.x.t())  # (latents, tokens)
-        k = budgets[latents]
-        values, tokens = a.topk(min(count, math.ceil(ratio * number(k.max()))), sorted=False)
-        blocks.append(Block(values.to(encoder.x.dtype), tokens, latents[:, None].expand_as(tokens), k))
-    return blocks
-
-
-def above(encoder: Encoder, threshold: Tensor) -> list[Block]:
-    """Choose what exceeds 0 and the threshold, which is a number or (latents,); one row, by rising token."""
-    parts = []
-    for first, a in encoder.pieces():
-        tokens, latents = (a > threshold.clamp(min=0)).nonzero(as_tuple=True)
-        parts.append((a[tokens, latents], tokens + first, latents))
-    values, tokens, latents = (torch.cat(part)[None] for part in zip(*parts, strict=True))
-    return [Block(values, tokens, latents, values.shape[1])]
 
 
 def largest(blocks: list[Block], times: float) -> Tensor:

@@ -99,7 +99,8 @@ class SparseAutoencoder(KeepsPrecision):
         self.b_dec.copy_(center / self.scale)
         self.W_enc.copy_(self.W_dec.t())
         centred = self._centred(inputs)
-        blocks = self.config.axis.first(self._encoder(centred), max(1, round(_axes.number(self.k))))
+        k = max(1, round(_axes.number(self.k)))
+        blocks = self.config.axis.candidates(self._encoder(centred), k, 1.0, None)
         a, tokens, latents = _axes.entries(blocks)
         tokens, latents, a = by_rising(tokens, latents, a)
         out = weighted_rows(a.relu(), tokens, latents, self._cast(self.W_dec), len(centred))
@@ -116,7 +117,9 @@ class SparseAutoencoder(KeepsPrecision):
         """Decode a code, sparse or dense (…, latents), to (…, d_in)."""
         if isinstance(code, Tensor):
             _check.last_dim("code", code, self.config.latents)
-            code = _code.from_dense(code)
+            rows = code.reshape(-1, code.shape[-1])
+            tokens, latents = rows.detach().nonzero(as_tuple=True)
+            code = SparseCode(rows[tokens, latents], tokens, latents, tuple(code.shape))
         return self._restored(self._decoded(code), code)
 
     def forward(self, x: Tensor, *, generator: torch.Generator | None = None) -> SparseAutoencoderOutput:
