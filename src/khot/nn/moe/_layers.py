@@ -117,7 +117,12 @@ class MoE(nn.Module):
         flat = x.reshape(-1, x.shape[-1])
         routing = self.router(flat, generator=generator)
         _check_dispatch(routing, len(self.experts))
-        order, counts, dropped = _sort_by_expert(routing, self._capacity(len(flat)))
+        capacity = None
+        if self.capacity_factor is not None:
+            n, k = self.router.num_experts, self.router.k
+            capacity = math.ceil(self.capacity_factor * len(flat) * k / n)
+            check_capacity(capacity, len(flat), n, k)
+        order, counts, dropped = _sort_by_expert(routing, capacity)
         token = order // routing.indices.shape[-1]
         blocks = flat[token].split(counts)
         outputs = [expert(block) for expert, block in zip(self.experts, blocks, strict=True) if len(block)]
@@ -126,14 +131,6 @@ class MoE(nn.Module):
         result = computed.new_zeros(len(flat), computed.shape[-1]).index_add(0, token, weighted)
         shaped = Routing(*(part.reshape(*x.shape[:-1], part.shape[-1]) for part in routing))
         return MoEOutput(result.reshape(*x.shape[:-1], result.shape[-1]), shaped, dropped)
-
-    def _capacity(self, tokens: int) -> int | None:
-        if self.capacity_factor is None:
-            return None
-        n, k = self.router.num_experts, self.router.k
-        limit = math.ceil(self.capacity_factor * tokens * k / n)
-        check_capacity(limit, tokens, n, k)
-        return limit
 
     def extra_repr(self) -> str:
         return f"capacity_factor={self.capacity_factor}"

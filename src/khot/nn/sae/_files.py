@@ -9,7 +9,6 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from ... import _check
@@ -92,7 +91,18 @@ def save(
 ) -> None:
     """Write both files, each atomically; weights in the units of the inputs."""
     write_tensors(Path(folder) / WEIGHTS, weights)
-    description = _description(config, weights["W_dec"].dtype, selector)
+    description = {
+        **config.axis.description(config.k),
+        "d_in": config.d_in,
+        "d_sae": config.latents,
+        "dtype": str(weights["W_dec"].dtype).removeprefix("torch."),
+        "device": "cpu",
+        "apply_b_dec_to_input": True,
+        "normalize_activations": "layer_norm" if config.layer_norm else "none",
+        "reshape_activations": "none",
+        "metadata": {"sae_lens_version": FORM, "sae_lens_training_version": None},
+        "khot": {"version": __version__, "config": asdict(config), "selector": selector},
+    }
     write(Path(folder) / CONFIG, json.dumps(description, indent=2) + "\n")
 
 
@@ -103,7 +113,11 @@ def read(folder: str | os.PathLike[str]) -> tuple[SparseAutoencoderConfig, dict[
         config = SparseAutoencoderConfig(**json.loads(path.read_text(encoding="utf-8"))["khot"]["config"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} must be a config that khot wrote; got {type(error).__name__}: {error}.") from None
-    return config, read_tensors(Path(folder) / WEIGHTS, _shapes(config))
+    n, d = config.latents, config.d_in
+    shapes: dict[str, tuple[int, ...]] = {"W_enc": (d, n), "b_enc": (n,), "W_dec": (n, d), "b_dec": (d,)}
+    if config.axis.has_threshold:
+        shapes["threshold"] = (n,)
+    return config, read_tensors(Path(folder) / WEIGHTS, shapes)
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
@@ -127,27 +141,6 @@ def read_tensors(path: Path, shapes: dict[str, tuple[int, ...]] | None = None) -
         said = "; ".join(f"{name} {got.get(name, 'missing')}, not {shapes.get(name, 'known')}" for name in names[:4])
         raise ValueError(f"{path} must have the tensors of its config; got {said}.")
     return tensors
-
-
-def _shapes(config: SparseAutoencoderConfig) -> dict[str, tuple[int, ...]]:
-    n, d = config.latents, config.d_in
-    shapes: dict[str, tuple[int, ...]] = {"W_enc": (d, n), "b_enc": (n,), "W_dec": (n, d), "b_dec": (d,)}
-    return {**shapes, "threshold": (n,)} if config.axis.has_threshold else shapes
-
-
-def _description(c: SparseAutoencoderConfig, dtype: torch.dtype, selector: str) -> dict[str, Any]:
-    return {
-        **c.axis.description(c.k),
-        "d_in": c.d_in,
-        "d_sae": c.latents,
-        "dtype": str(dtype).removeprefix("torch."),
-        "device": "cpu",
-        "apply_b_dec_to_input": True,
-        "normalize_activations": "layer_norm" if c.layer_norm else "none",
-        "reshape_activations": "none",
-        "metadata": {"sae_lens_version": FORM, "sae_lens_training_version": None},
-        "khot": {"version": __version__, "config": asdict(c), "selector": selector},
-    }
 
 
 def _safetensors() -> Any:
