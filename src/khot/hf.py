@@ -46,7 +46,7 @@ def swap_routers(model: nn.Module, route: Route = sigma_topk) -> list[str]:
     """
     found = {name: module for name, module in model.named_modules() if _is_router(module)}
     if not found:
-        kind = "Modules …Router with `weight`, `top_k` and forward(hidden) → (logits, weights, indices)"
+        kind = "Modules of a class named …Router, with `weight`, `top_k`, forward(hidden) → (logits, weights, indices)"
         raise ValueError(f"`model` must have routers: {kind}; got {type(model).__name__}, which has none.")
     changes = [(module, *_swapped(name, module, route)) for name, module in found.items()]
     for module, cls, choice in changes:  # all or none
@@ -58,7 +58,7 @@ class _Choice(NamedTuple):
     """How a swapped router computes its scores and chooses by them."""
 
     route: BoundRoute
-    linear_at: tuple[int, ...]  # numbers of dimensions of `hidden` with scores hidden·Wᵀ + bias; else it runs forward
+    linear_at: tuple[int, ...]  # ndim of `hidden` where scores are hidden·Wᵀ + bias; else the own forward runs
     is_wide: bool  # whether that is computed in float32, or else in the dtype of `hidden`
     weights_in: torch.dtype | None  # the dtype of the weights; None for the dtype of `hidden`
 

@@ -306,7 +306,7 @@ def _network(n: int, hidden: tuple[int, ...], outputs: int, seed: int) -> nn.Seq
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         layers: list[nn.Module] = []
-        for size in hidden:
+        for size in map(int, hidden):
             layers += [nn.Linear(n, size), nn.ReLU()]
             n = size
         return nn.Sequential(*layers, nn.Linear(n, outputs))
