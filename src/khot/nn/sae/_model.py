@@ -94,8 +94,8 @@ class SparseAutoencoder(KeepsPrecision):
             raise ValueError(f"`x` must be finite in {inputs.dtype}; got {got}: leave them out.")
         center = geometric_median(inputs.double()).to(inputs.dtype)
         spread = (inputs - center).square().sum(1).mean() / _axes.number(self.k)
-        size = float(spread.sqrt())
-        self.scale.fill_(2.0 ** round(math.log2(size)) if 0 < size < math.inf else 1.0)  # it rounds nothing
+        size = float(spread.sqrt())  # the scale is a power of two: it rounds nothing
+        self.scale.fill_(2.0 ** round(math.log2(size)) if 0 < size < math.inf else 1.0)
         self.b_dec.copy_(center / self.scale)
         self.W_enc.copy_(self.W_dec.t())
         centred = self._centred(inputs)
