@@ -15,10 +15,8 @@ from .nn.moe import BoundRoute, Route, sigma_topk
 
 __all__ = ["swap_routers"]
 
-PROBES = 8
-"""Random tokens that show what a router of a model does."""
-OPTIONS = ("bias", "training", "sample")
-"""What a swapped router can give to a route."""
+PROBES = 8  # random tokens that show what a router of a model does
+OPTIONS = ("bias", "training", "sample")  # what a swapped router can give to a route
 
 
 def __dir__() -> list[str]:
@@ -48,10 +46,8 @@ def swap_routers(model: nn.Module, route: Route = sigma_topk) -> list[str]:
     """
     found = {name: module for name, module in model.named_modules() if _is_router(module)}
     if not found:
-        raise ValueError(
-            f"`model` must have routers: Modules with `weight` and `top_k` whose class is named …Router, with "
-            f"forward(hidden) → (logits, weights, indices); got {type(model).__name__}, which has none."
-        )
+        kind = "Modules of a class named …Router, with `weight`, `top_k`, forward(hidden) → (logits, weights, indices)"
+        raise ValueError(f"`model` must have routers: {kind}; got {type(model).__name__}, which has none.")
     changes = [(module, *_swapped(name, module, route)) for name, module in found.items()]
     for module, cls, choice in changes:  # all or none
         module.__class__, module.khot_choice = cls, choice
@@ -62,13 +58,9 @@ class _Choice(NamedTuple):
     """How a swapped router computes its scores and chooses by them."""
 
     route: BoundRoute
-    linear_at: tuple[int, ...]
-    """For how many dimensions of `hidden` the scores are hidden·Wᵀ + bias, (tokens, n); for others, the router's own
-    forward has to run."""
-    is_wide: bool
-    """Whether that is computed in float32, or else in the dtype of `hidden`."""
-    weights_in: torch.dtype | None
-    """The dtype of the weights; None for the dtype of `hidden`."""
+    linear_at: tuple[int, ...]  # ndim of `hidden` where scores are hidden·Wᵀ + bias; else the own forward runs
+    is_wide: bool  # whether that is computed in float32, or else in the dtype of `hidden`
+    weights_in: torch.dtype | None  # the dtype of the weights; None for the dtype of `hidden`
 
 
 def _is_router(module: nn.Module) -> bool:
@@ -81,8 +73,7 @@ def _swapped(name: str, router: Any, route: Route) -> tuple[type[nn.Module], _Ch
     """Return the class of a router with khot's choice, and the choice; the router does not change."""
     own: Any = getattr(type(router), "khot_own", type(router))
     n, k = len(router.weight), int(router.top_k)
-    groups = getattr(router, "num_group", None) or 1
-    if groups > 1:
+    if (groups := getattr(router, "num_group", None) or 1) > 1:
         raise ValueError(f"{name} must choose among all its experts; it chooses within {groups} groups.")
     width = BoundRoute(route, n, k, OPTIONS).width
     if width != n:
@@ -107,11 +98,8 @@ def _probes(router: Any) -> Tensor:
 
 
 def _how(own: Any, router: Any) -> tuple[tuple[int, ...], bool, torch.dtype | None]:
-    """Return the last three fields of `_Choice`, from what a copy in bfloat16 does.
-
-    The copy is on the CPU, since not every device computes in bfloat16.
-    """
-    twin = copy.deepcopy(router).to("cpu", torch.bfloat16)
+    """Return the last three fields of `_Choice`, from what a copy in bfloat16 does."""
+    twin = copy.deepcopy(router).to("cpu", torch.bfloat16)  # not every device computes in bfloat16
     tokens = _probes(twin)
     with torch.random.fork_rng(devices=[]):
         found = own.forward(twin, tokens)[1].dtype
@@ -140,7 +128,7 @@ def _logits(router: Any, hidden: Tensor, is_wide: bool) -> Tensor:
         bias = None
     rows = hidden.reshape(-1, weight.shape[1])
     if is_wide:
-        return linear(rows.float(), weight.float(), None if bias is None else bias.float())
+        rows, weight, bias = rows.float(), weight.float(), None if bias is None else bias.float()
     return linear(rows, weight, bias)
 
 
@@ -164,8 +152,7 @@ def _subclass(own: Any) -> type[nn.Module]:
         choice: _Choice = self.khot_choice
         is_plain = len(args) == 1 and not kwargs and args[0].ndim in choice.linear_at
         if is_plain and not torch.is_autocast_enabled(args[0].device.type):  # which has rules of its own
-            logits = _logits(self, args[0], choice.is_wide)
-            dtype = choice.weights_in or args[0].dtype
+            logits, dtype = _logits(self, args[0], choice.is_wide), choice.weights_in or args[0].dtype
         else:
             logits, weights, _ = own.forward(self, *args, **kwargs)
             dtype = weights.dtype

@@ -19,8 +19,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import khot
 from khot import estimators
 from khot.designs import ConditionalPoisson
-from khot.sklearn import KHotSelector
-from khot.sklearn._selector import _standardised, find_task, number_of_features
+from khot.sklearn import KHotSelector, _standardised, find_task, number_of_features
 
 
 def xor(seed, rows=3000):

@@ -5,22 +5,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+SigmoidTopK = Callable[..., Tensor]  # (x, k, *, temperature)
 ITERATIONS, HALVINGS = 100, 40
-CLOSE, ROUGHLY = 1e-4, 0.05
-"""How far a load may be from its capacity, in shares of it: at the end, and on the way."""
-COOLING = 4.0
-"""The factor between temperatures on the way to the one asked for."""
-
-
-class SigmoidTopK(Protocol):
-    """The signature of σ_k that the prices need."""
-
-    def __call__(self, x: Tensor, k: int, /, *, temperature: float) -> Tensor: ...
+CLOSE, ROUGHLY = 1e-4, 0.05  # how far a load may be from its capacity, in shares of it: at the end, and on the way
+COOLING = 4.0  # the factor between temperatures on the way to the one asked for
 
 
 def prices(sigmoid_topk: SigmoidTopK, x: Tensor, k: int, capacity: float, temperature: float) -> Tensor:
@@ -82,10 +75,7 @@ def _at(
 
 
 def _newton(probs: Tensor, excess: Tensor, temperature: float, is_free: Tensor, is_least: Tensor) -> Tensor:
-    """Return the change of the free prices that removes the excess, to first order: `J⁻¹ excess`, (n).
-
-    Prices that are 0 and would fall are not free.
-    """
+    """Return the change of the free prices that removes the excess, to first order: `J⁻¹ excess`, (n)."""
     slope = probs * (1 - probs) / temperature  # of π in its margin
     tiny = torch.finfo(slope.dtype).tiny
     jacobian = torch.diag(slope.sum(0)) - (slope / slope.sum(-1, keepdim=True).clamp(min=tiny)).mT @ slope
@@ -95,7 +85,7 @@ def _newton(probs: Tensor, excess: Tensor, temperature: float, is_free: Tensor, 
         size = part.diagonal().max() + tiny
         common = size / len(free) if bool(is_free.all()) else 0.0  # singular without
         step: Tensor = torch.linalg.solve(part + common + torch.diag(1 - free + 1e-9 * size), excess * free)
-        falls = is_free & is_least & (step < 0)
+        falls = is_free & is_least & (step < 0)  # prices that are 0 and would fall are not free
         if not bool(falls.any()):
             return step.nan_to_num(0.0)
         is_free = is_free & ~falls

@@ -42,18 +42,17 @@ class SigmoidTopK(KeepsPrecision):
         super().__init__()
         _check.positive("temperature", temperature)
         _check.not_negative("k", k)
-        if isinstance(k, Tensor) and not isinstance(k, nn.Parameter):
-            self.register_buffer("k", k)
-        elif isinstance(k, Tensor):
+        if isinstance(k, nn.Parameter):
             self.k = k
+        elif isinstance(k, Tensor):
+            self.register_buffer("k", k)
         else:
             self.k = int(k) if isinstance(k, Integral) else float(k)  # numpy's numbers become Python's
         if isinstance(temperature, nn.Parameter):
             self.temperature = temperature
         else:
             self.register_buffer("temperature", torch.as_tensor(temperature, dtype=wide_dtype()))
-        self.dim = dim
-        self.hard = hard
+        self.dim, self.hard = dim, hard
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Scores (…, n) → k-hot (…, n); `mask` as for `khot.sigmoid_topk`."""
@@ -151,12 +150,10 @@ class KHotGate(KeepsPrecision):
         if self.design is None:
             return self.probs(x).to(x.dtype).expand(x.shape)
         if self.takes_objective:
-            raise TypeError(
-                "`estimator` must give surrogate samples; this one wants the objective: call it with `gate.law(x)`."
-            )
+            how = "this one wants the objective: call it with `gate.law(x)`"
+            raise TypeError(f"`estimator` must give surrogate samples; {how}.")
         law = self.law(x)
-        drawn = self.estimator(law, x.shape[: x.ndim - 1 - len(law.batch_shape)], generator=generator)
-        return drawn.to(x.dtype)
+        return self.estimator(law, x.shape[: x.ndim - 1 - len(law.batch_shape)], generator=generator).to(x.dtype)
 
     def forward(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """Return x (…, n) with all but the chosen features set to zero."""
@@ -167,6 +164,6 @@ class KHotGate(KeepsPrecision):
         return self.budget.clamp(max=x.shape[-1])
 
     def extra_repr(self) -> str:
-        names = (getattr(part, "__name__", repr(part)) for part in (self.relaxation, self.design, self.estimator))
-        relaxation, design, estimator = names
+        parts = (self.relaxation, self.design, self.estimator)
+        relaxation, design, estimator = (getattr(part, "__name__", repr(part)) for part in parts)
         return f"k={self.k}, relaxation={relaxation}, design={design}, estimator={estimator}"

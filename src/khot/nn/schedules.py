@@ -11,6 +11,8 @@ from .. import _check
 
 __all__ = ["Schedule", "geometric", "linear"]
 
+Shape = Callable[[float, float, float], float]  # start, end and the fraction of the way to a value
+
 
 def __dir__() -> list[str]:
     return __all__
@@ -50,14 +52,7 @@ class Schedule:
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        name: str,
-        start: float,
-        end: float,
-        *,
-        steps: int,
-        shape: Callable[[float, float, float], float] = geometric,
+        self, module: nn.Module, name: str, start: float, end: float, *, steps: int, shape: Shape = geometric
     ) -> None:
         _check.instance("module", module, nn.Module)
         buffers = [key for key, value in module.named_buffers(recurse=False) if value.dtype != torch.bool]

@@ -12,8 +12,8 @@ from torch.nn.functional import linear
 
 from ... import _check
 from .._precision import KeepsPrecision, wide_dtype
-from ._routing import BoundRoute, Route, Routing, check_capacity, name_of, widened
-from ._sigma import sigma_topk
+from ._routes import sigma_topk
+from ._routing import BoundRoute, Route, Routing, check_capacity, load, name_of, widened
 
 
 class Router(KeepsPrecision):
@@ -49,10 +49,8 @@ class Router(KeepsPrecision):
         options = ("bias", "generator", "num_experts", "training", "sample")
         self._bound = BoundRoute(route, self.num_experts, self.k, options)
         if biased and "bias" not in self._bound.takes:
-            raise ValueError(
-                "`biased` needs a `route` that takes a bias, such as sigmoid_gates or sigma_topk; "
-                f"{name_of(route)} takes none."
-            )
+            which = "a `route` that takes a bias, such as sigmoid_gates or sigma_topk"
+            raise ValueError(f"`biased` needs {which}; {name_of(route)} takes none.")
         bound = 1 / math.sqrt(dim)
         self.weight = nn.Parameter(torch.empty(self._bound.width, int(dim)).uniform_(-bound, bound))
         self.register_buffer("bias", torch.zeros(self.num_experts, dtype=wide_dtype()) if biased else None)
@@ -109,9 +107,9 @@ class MoE(nn.Module):
         if capacity_factor is not None:
             _check.above("capacity_factor", capacity_factor, 0)
         self.router, self.experts = router, nn.ModuleList(experts)
-        if len(self.experts) != router.num_experts:
-            n = router.num_experts
-            raise ValueError(f"`experts` must be {n} Modules, as many as the router has; got {len(self.experts)}.")
+        n, got = router.num_experts, len(self.experts)
+        if got != n:
+            raise ValueError(f"`experts` must be {n} Modules, as many as the router has; got {got}.")
         self.capacity_factor = None if capacity_factor is None else float(capacity_factor)
 
     def forward(self, x: Tensor, *, generator: torch.Generator | None = None) -> MoEOutput:
@@ -119,26 +117,20 @@ class MoE(nn.Module):
         flat = x.reshape(-1, x.shape[-1])
         routing = self.router(flat, generator=generator)
         _check_dispatch(routing, len(self.experts))
-        order, counts, dropped = _sort_by_expert(routing, len(self.experts), self._capacity(len(flat)))
+        capacity = None
+        if self.capacity_factor is not None:
+            n, k = self.router.num_experts, self.router.k
+            capacity = math.ceil(self.capacity_factor * len(flat) * k / n)
+            check_capacity(capacity, len(flat), n, k)
+        order, counts, dropped = _sort_by_expert(routing, capacity)
         token = order // routing.indices.shape[-1]
         blocks = flat[token].split(counts)
         outputs = [expert(block) for expert, block in zip(self.experts, blocks, strict=True) if len(block)]
-        if not outputs:
-            outputs = [self.experts[0](flat[:0])]
-        computed = torch.cat(outputs)
-        weights = routing.weights.reshape(-1)[order].to(computed.dtype)
-        result = computed.new_zeros(len(flat), computed.shape[-1])
-        result = result.index_add(0, token, computed * weights[:, None])
+        computed = torch.cat(outputs or [self.experts[0](flat[:0])])
+        weighted = computed * routing.weights.reshape(-1)[order, None].to(computed.dtype)
+        result = computed.new_zeros(len(flat), computed.shape[-1]).index_add(0, token, weighted)
         shaped = Routing(*(part.reshape(*x.shape[:-1], part.shape[-1]) for part in routing))
         return MoEOutput(result.reshape(*x.shape[:-1], result.shape[-1]), shaped, dropped)
-
-    def _capacity(self, tokens: int) -> int | None:
-        if self.capacity_factor is None:
-            return None
-        n, k = self.router.num_experts, self.router.k
-        limit = math.ceil(self.capacity_factor * tokens * k / n)
-        check_capacity(limit, tokens, n, k)
-        return limit
 
     def extra_repr(self) -> str:
         return f"capacity_factor={self.capacity_factor}"
@@ -146,32 +138,29 @@ class MoE(nn.Module):
 
 def _check_dispatch(routing: Routing, n: int) -> None:
     """Raise unless there are n finite scores for each token; read on the host, as dispatch reads them anyway."""
-    if routing.probs.shape[-1] != n:
+    got = routing.probs.shape[-1]
+    if got != n:
         raise ValueError(
-            f"`router` must give {n} probabilities for each token, as many as there are experts; "
-            f"got {routing.probs.shape[-1]}: its `num_experts` does not say what its forward does."
+            f"`router` must give {n} probabilities for each token, as many as there are experts; got {got}: "
+            "its `num_experts` does not say what its forward does."
         )
     logits = routing.logits.detach().reshape(-1, routing.logits.shape[-1])
     bad = (logits.isnan() | (logits == torch.inf)).any(-1)
     if bad.any():
         what = "NaN" if logits.isnan().any() else "+inf"
-        raise ValueError(
-            f"`logits` must not be NaN or +inf; got {what} for {int(bad.sum())} of {len(bad)} tokens, "
-            f"first {int(bad.nonzero()[0])}."
-        )
+        where = f"{int(bad.sum())} of {len(bad)} tokens, first {int(bad.nonzero()[0])}"
+        raise ValueError(f"`logits` must not be NaN or +inf; got {what} for {where}.")
 
 
 @torch.no_grad()
-def _sort_by_expert(routing: Routing, n: int, capacity: int | None) -> tuple[Tensor, list[int], int]:
+def _sort_by_expert(routing: Routing, capacity: int | None) -> tuple[Tensor, list[int], int]:
     """Return assignments (flat places in `indices`) by expert, how many each has, and how many were dropped."""
-    expert = routing.indices.reshape(-1)
-    counts = torch.bincount(expert, minlength=n + 1)[:n]
+    expert, counts = routing.indices.reshape(-1), load(routing)
     total = int(counts.sum())
     if capacity is None or int(counts.max()) <= capacity:
         return expert.argsort(stable=True)[:total], counts.tolist(), 0
     by_weight = routing.weights.reshape(-1).argsort(descending=True, stable=True)
     order = by_weight[expert[by_weight].argsort(stable=True)][:total]  # by expert, the largest weights first
-    first = counts.cumsum(0) - counts
-    place = torch.arange(total, device=expert.device) - first.repeat_interleave(counts)
+    place = torch.arange(total, device=expert.device) - (counts.cumsum(0) - counts).repeat_interleave(counts)
     kept = counts.clamp(max=capacity)
     return order[place < capacity], kept.tolist(), total - int(kept.sum())

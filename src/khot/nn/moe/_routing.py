@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -46,14 +45,16 @@ class BoundRoute:
 
     def __init__(self, route: Route, n: int, k: int, gives: tuple[str, ...] = ()) -> None:
         parameters = list(inspect.signature(route).parameters.values())
-        variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        needs = [p.name for p in parameters[2:] if p.default is p.empty and p.kind not in variable]
-        missing = [name for name in needs if name not in gives]
+        needs = [p for p in parameters[2:] if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        missing = [p.name for p in needs if p.name not in gives]
         if missing:
             raise ValueError(f"`route` must take (logits, k) and options; {name_of(route)} needs {', '.join(missing)}.")
         self.route, self.n = route, n
         self.takes = frozenset(p.name for p in parameters) & frozenset(gives)
-        self.width = _width(route)(n, k)
+        plain = route
+        while isinstance(plain, partial) and not hasattr(plain, "width"):
+            plain = plain.func
+        self.width: int = getattr(plain, "width", lambda n, k: n)(n, k)
 
     def __call__(self, logits: Tensor, k: int, *, training: bool, **given: Any) -> Routing:
         """Route scores (…, width), with those of the options given that the route takes and that are not None."""
@@ -75,17 +76,8 @@ def name_of(route: Route) -> str:
     return str(getattr(route, "__name__", repr(route)))
 
 
-def _width(route: Any) -> Callable[[int, int], int]:
-    while not hasattr(route, "width") and isinstance(route, partial):
-        route = route.func
-    return getattr(route, "width", lambda n, k: n)
-
-
 def checked(logits: Any, k: Any) -> tuple[Tensor, int]:
-    """Return scores in float32 or wider, and k as an int; raise unless there are scores of at least k ≥ 1 experts.
-
-    Routing in half precision is unstable.
-    """
+    """Return scores, widened, and k as an int; raise unless there are scores of at least k ≥ 1 experts."""
     _check.scores(logits, -1, "logits")
     _check.at_least("k", k, 1)
     if k > logits.shape[-1]:
@@ -94,7 +86,7 @@ def checked(logits: Any, k: Any) -> tuple[Tensor, int]:
 
 
 def widened(logits: Tensor) -> Tensor:
-    """Return scores in float32, or in float64 if they are."""
+    """Return scores in float32, or in float64 if they are: routing in half precision is unstable."""
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
@@ -110,10 +102,8 @@ def check_capacity(capacity: float, tokens: int, n: int, k: int) -> float:
     capacity, mean = float(capacity), k * tokens / n
     if not capacity >= mean * (1 - 1e-12):
         dropped = math.ceil(tokens * k - max(0, capacity) * n)
-        raise ValueError(
-            f"`capacity` must be ≥ {mean:g} (k·tokens/experts); got {capacity:g}: "
-            f"{dropped} of {tokens * k} assignments would be dropped."
-        )
+        would = f"{dropped} of {tokens * k} assignments would be dropped"
+        raise ValueError(f"`capacity` must be ≥ {mean:g} (k·tokens/experts); got {capacity:g}: {would}.")
     return capacity
 
 
@@ -129,9 +119,8 @@ def load_balance_loss(routing: Routing) -> Tensor:
     Switch Transformer's loss (k = 1) and GShard's. Its gradient goes to P alone.
     """
     n = routing.probs.shape[-1]
-    share = load(routing).to(routing.probs.dtype)
-    share = share / share.sum().clamp(min=1)
-    probs = routing.probs.reshape(-1, n).sum(0)
+    tokens, probs = load(routing).to(routing.probs.dtype), routing.probs.reshape(-1, n).sum(0)
+    share = tokens / tokens.sum().clamp(min=1)
     return n * (share * probs / probs.sum().clamp(min=1e-20)).sum()
 
 
@@ -148,7 +137,8 @@ def cv_squared(x: Tensor) -> Tensor:
 
 def z_loss(routing: Routing) -> Tensor:
     """Return `mean (log Σ exp logits)²`, which keeps scores small, so that half precision does no harm (ST-MoE)."""
-    return _mean(routing.logits.logsumexp(-1).square())
+    squares = routing.logits.logsumexp(-1).square()
+    return squares.sum() / max(1, squares.numel())
 
 
 @torch.no_grad()
@@ -176,9 +166,5 @@ def dead_experts(routing: Routing) -> int:
 def routing_entropy(routing: Routing) -> float:
     """Return the mean entropy of a token's probabilities, normalised to sum 1, in nats; log n if all are equal."""
     probs = routing.probs.detach() / routing.probs.detach().sum(-1, keepdim=True).clamp(min=1e-20)
-    return float(_mean(torch.special.entr(probs).sum(-1)))
-
-
-def _mean(x: Tensor) -> Tensor:
-    """Return the mean over tokens; 0 if there are none."""
-    return x.sum() / max(1, x.numel())
+    entropies = torch.special.entr(probs).sum(-1)
+    return float(entropies.sum() / max(1, entropies.numel()))

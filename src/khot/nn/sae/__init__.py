@@ -1,7 +1,6 @@
 """Sparse autoencoders: the model, its config, codes, losses, metrics and files."""
 
-from ._activity import EDGES as EDGES
-from ._activity import SparseAutoencoderMetrics as SparseAutoencoderMetrics
+from ._code import SparseAutoencoderMetrics as SparseAutoencoderMetrics
 from ._code import SparseAutoencoderOutput as SparseAutoencoderOutput
 from ._code import SparseCode as SparseCode
 from ._code import aux_k_loss as aux_k_loss

@@ -1,4 +1,4 @@
-"""One selection on three axes: for each token, in the whole batch, or for each latent.
+"""One selection on three axes: for each token, in the whole batch, or for each latent; and running counts of it.
 
 An axis finds the entries of the pre-activations x·W + b that the selection is among, piece by piece: the matrix
 (tokens, latents) never exists as a whole. Numbers are read on the host only where shapes depend on them.
@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from .. import selectors
+from .._precision import KeepsPrecision, wide_dtype
 
-Budgets = Callable[[float | Tensor, int], Tensor]
-"""How many tokens each latent chooses, (latents,), from k and the number of tokens."""
-PIECE = 2**22
-"""Entries of the matrix at a time."""
+Budgets = Callable[[float | Tensor, int], Tensor]  # k and the number of tokens to the tokens of each latent, (latents,)
+PIECE = 2**22  # entries of the matrix at a time
+RATE = 0.01  # of the running means after some time; at first they are plain means of all batches so far
+SPAN = 10  # at first, the threshold is the mean of the last tenth or so of the batches, because it moves fast then
 
 
 class Block(NamedTuple):
@@ -27,19 +28,15 @@ class Block(NamedTuple):
     values: Tensor
     tokens: Tensor
     latents: Tensor
-    k: float | Tensor
-    """How many in each row: a number, or (rows,)."""
+    k: float | Tensor  # how many in each row: a number, or (rows,)
 
 
 class Encoder(NamedTuple):
     """Tokens and weights of the pre-activations x·W + b, detached."""
 
-    x: Tensor
-    """(tokens, d)."""
-    weight: Tensor
-    """(d, latents)."""
-    bias: Tensor
-    """(latents,)."""
+    x: Tensor  # (tokens, d)
+    weight: Tensor  # (d, latents)
+    bias: Tensor  # (latents,)
 
     def pieces(self) -> Iterator[tuple[int, Tensor]]:
         """Yield the first token and the pre-activations of some tokens at a time."""
@@ -49,19 +46,16 @@ class Encoder(NamedTuple):
 
 
 class Axis:
-    """All that differs between the kinds of sparse autoencoders. This base is common to those with a threshold."""
+    """All that differs between the kinds of sparse autoencoders; here k·tokens entries in a batch (BatchTopK)."""
 
-    has_threshold = True
-    """Whether evaluation selects what exceeds a running threshold, so that a token's code does not depend on others."""
-    is_by_token = False
-    """Whether candidates in training come by rising token."""
+    has_threshold = True  # evaluation selects what exceeds a running threshold: a token's code depends on no other's
+    is_by_token = False  # whether candidates in training come by rising token
 
     def check(self, k: float, zipf: float) -> None:
         """Raise unless a config is possible on this axis."""
         if zipf:
-            raise ValueError(
-                f'`zipf` is for the kind "feature", whose latents have budgets; it must be 0 for others; got {zipf:g}.'
-            )
+            only = 'for the kind "feature", whose latents have budgets'
+            raise ValueError(f"`zipf` is {only}; it must be 0 for others; got {zipf:g}.")
 
     def check_tokens(self, count: int, k: float, latents: int) -> None:
         """Raise if a training batch has too few tokens."""
@@ -70,17 +64,27 @@ class Axis:
         """Return the smallest useful k for a batch of `count` tokens: one entry in all."""
         return 1 / count
 
-    def candidates(self, encoder: Encoder, k: float | Tensor, ratio: float, budgets: Budgets) -> list[Block]:
-        """Return the entries to select among in training, `ratio` times as many as are selected."""
-        return by_batch(encoder, k * len(encoder.x), ratio)
-
-    def first(self, encoder: Encoder, k: int) -> list[Block]:
-        """Return the entries selected before training."""
-        return by_batch(encoder, k * len(encoder.x), 1.0)
+    def candidates(self, encoder: Encoder, k: float | Tensor, ratio: float, budgets: Budgets | None) -> list[Block]:
+        """Return the largest entries, to select among in training, `ratio` times as many as are selected."""
+        n, total = len(encoder.bias), k * len(encoder.x)
+        width = min(len(encoder.x) * n, math.ceil(ratio * number(total)))
+        values, places = encoder.x.new_empty(0), torch.empty(0, dtype=torch.int64, device=encoder.x.device)
+        for first, a in encoder.pieces():
+            new, where = _largest(a.flatten(), width)
+            values, places = torch.cat([values, new]), torch.cat([places, where + first * n])
+            if len(values) > width:
+                values, best = values.topk(width, sorted=False)
+                places = places[best]
+        return [Block(values[None], (places // n)[None], (places % n)[None], total)]
 
     def active(self, encoder: Encoder, k: float | Tensor, threshold: Tensor) -> list[Block]:
-        """Return the entries selected in evaluation, by rising token."""
-        return above(encoder, threshold)
+        """Return the entries selected in evaluation, by rising token: what exceeds 0 and the threshold."""
+        parts = []
+        for first, a in encoder.pieces():
+            tokens, latents = (a > threshold.clamp(min=0)).nonzero(as_tuple=True)
+            parts.append((a[tokens, latents], tokens + first, latents))
+        values, tokens, latents = (torch.cat(part)[None] for part in zip(*parts, strict=True))
+        return [Block(values, tokens, latents, values.shape[1])]
 
     def threshold_shape(self, latents: int) -> tuple[int, ...]:
         """Return the shape of the threshold."""
@@ -88,19 +92,15 @@ class Axis:
 
     def lower(self, least: Tensor, block: Block, kept: Tensor) -> None:
         """Write the smallest kept value into `least`, of the shape of the threshold."""
-        least.copy_(_least_kept(block, kept).squeeze(0))
+        least.copy_(torch.where(kept, block.values, torch.inf).min())
 
     def saved_k(self, k: float) -> float:
-        """Return a learned k as it is saved."""
+        """Return a learned k as it is evaluated and saved."""
         return k
 
     def description(self, k: float) -> dict[str, Any]:
         """Return what SAELens calls the evaluated model, and its k if it has one."""
         return {"architecture": "jumprelu"}
-
-
-class Batch(Axis):
-    """k·tokens entries in a batch (BatchTopK, Mutual Choice)."""
 
 
 class Token(Axis):
@@ -117,17 +117,15 @@ class Token(Axis):
     def least_k(self, count: int, latents: int) -> float:
         return 1.0
 
-    def candidates(self, encoder: Encoder, k: float | Tensor, ratio: float, budgets: Budgets) -> list[Block]:
-        return by_token(encoder, k, ratio)
-
-    def first(self, encoder: Encoder, k: int) -> list[Block]:
-        return by_token(encoder, k, 1.0)
+    def candidates(self, encoder: Encoder, k: float | Tensor, ratio: float, budgets: Budgets | None) -> list[Block]:
+        width = min(len(encoder.bias), math.ceil(ratio * number(k)))
+        found = [a.topk(width, sorted=False) for _, a in encoder.pieces()]
+        values, latents = (torch.cat(parts) for parts in zip(*found, strict=True))
+        tokens = torch.arange(len(values), device=values.device)[:, None].expand_as(latents)
+        return [Block(values, tokens, latents, k)]
 
     def active(self, encoder: Encoder, k: float | Tensor, threshold: Tensor) -> list[Block]:
-        return by_token(encoder, max(1, round(number(k))), 1.0)
-
-    def lower(self, least: Tensor, block: Block, kept: Tensor) -> None:
-        pass
+        return self.candidates(encoder, self.saved_k(number(k)), 1.0, None)
 
     def saved_k(self, k: float) -> float:
         return max(1, round(k))
@@ -144,51 +142,36 @@ class Latent(Axis):
 
     def check_tokens(self, count: int, k: float, latents: int) -> None:
         if count * k < latents:
-            raise ValueError(
-                f"Feature Choice needs at least latents/k = {latents / k:g} tokens in a training batch, one for each "
-                f"latent; got {count}."
-            )
+            least = f"latents/k = {latents / k:g} tokens in a training batch, one for each latent"
+            raise ValueError(f"Feature Choice needs at least {least}; got {count}.")
 
     def least_k(self, count: int, latents: int) -> float:
         return latents / count
 
-    def candidates(self, encoder: Encoder, k: float | Tensor, ratio: float, budgets: Budgets) -> list[Block]:
+    def candidates(self, encoder: Encoder, k: float | Tensor, ratio: float, budgets: Budgets | None) -> list[Block]:
+        if budgets is None:  # before training
+            return super().candidates(encoder, k, ratio, None)
         count, n = len(encoder.x), len(encoder.bias)
         self.check_tokens(count, n if isinstance(k, Tensor) else k, n)
-        return by_latent(encoder, budgets(k, count), ratio)
+        shares = budgets(k, count)
+        order = shares.detach().argsort(descending=True, stable=True)
+        octaves = shares.detach()[order].log2().floor().unique_consecutive(return_counts=True)[1].tolist()
+        blocks = []  # in each, no latent has half the budget of another
+        for latents in (part for octave in order.split(octaves) for part in octave.split(max(1, PIECE // count))):
+            a = torch.addmm(encoder.bias[latents, None], encoder.weight.t()[latents], encoder.x.t())  # by latent
+            values, tokens = a.topk(min(count, math.ceil(ratio * number(shares[latents].max()))), sorted=False)
+            latents_of = latents[:, None].expand_as(tokens)
+            blocks.append(Block(values.to(encoder.x.dtype), tokens, latents_of, shares[latents]))
+        return blocks
 
     def threshold_shape(self, latents: int) -> tuple[int, ...]:
         return (latents,)
 
     def lower(self, least: Tensor, block: Block, kept: Tensor) -> None:
-        least[block.latents[:, 0]] = _least_kept(block, kept).to(least.dtype)
+        least[block.latents[:, 0]] = torch.where(kept, block.values, torch.inf).amin(-1).to(least.dtype)
 
 
-AXES: dict[str, Axis] = {"topk": Token(), "batch": Batch(), "feature": Latent()}
-"""The axis of each `kind` of a config."""
-
-
-def by_token(encoder: Encoder, k: float | Tensor, ratio: float) -> list[Block]:
-    """Choose k for each token, among the ratio·k largest."""
-    width = min(len(encoder.bias), math.ceil(ratio * number(k)))
-    found = [a.topk(width, sorted=False) for _, a in encoder.pieces()]
-    values, latents = (torch.cat(parts) for parts in zip(*found, strict=True))
-    tokens = torch.arange(len(values), device=values.device)[:, None].expand_as(latents)
-    return [Block(values, tokens, latents, k)]
-
-
-def by_batch(encoder: Encoder, total: float | Tensor, ratio: float) -> list[Block]:
-    """Choose `total` entries in the whole batch, which is one row, among the ratio·total largest."""
-    n = len(encoder.bias)
-    width = min(len(encoder.x) * n, math.ceil(ratio * number(total)))
-    values, places = encoder.x.new_empty(0), torch.empty(0, dtype=torch.int64, device=encoder.x.device)
-    for first, a in encoder.pieces():
-        new, where = _largest(a.flatten(), width)
-        values, places = torch.cat([values, new]), torch.cat([places, where + first * n])
-        if len(values) > width:
-            values, best = values.topk(width, sorted=False)
-            places = places[best]
-    return [Block(values[None], (places // n)[None], (places % n)[None], total)]
+AXES: dict[str, Axis] = {"topk": Token(), "batch": Axis(), "feature": Latent()}
 
 
 def _largest(a: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -203,40 +186,6 @@ def _largest(a: Tensor, count: int) -> tuple[Tensor, Tensor]:
             return values, where[best]
     values, where = a.topk(count, sorted=False)
     return values, where
-
-
-def by_latent(encoder: Encoder, budgets: Tensor, ratio: float) -> list[Block]:
-    """Choose budgets[j] tokens for the latent j, among ratio times as many; in a block, none has half of another's."""
-    count = len(encoder.x)
-    order = budgets.detach().argsort(descending=True, stable=True)
-    octaves = budgets.detach()[order].log2().floor().unique_consecutive(return_counts=True)[1].tolist()
-    blocks = []
-    for latents in (part for octave in order.split(octaves) for part in octave.split(max(1, PIECE // count))):
-        a = torch.addmm(encoder.bias[latents, None], encoder.weight.t()[latents], encoder.x.t())  # (latents, tokens)
-        k = budgets[latents]
-        values, tokens = a.topk(min(count, math.ceil(ratio * number(k.max()))), sorted=False)
-        blocks.append(Block(values.to(encoder.x.dtype), tokens, latents[:, None].expand_as(tokens), k))
-    return blocks
-
-
-def above(encoder: Encoder, threshold: Tensor) -> list[Block]:
-    """Choose what exceeds 0 and the threshold, which is a number or (latents,); one row, by rising token."""
-    parts = []
-    for first, a in encoder.pieces():
-        tokens, latents = (a > threshold.clamp(min=0)).nonzero(as_tuple=True)
-        parts.append((a[tokens, latents], tokens + first, latents))
-    values, tokens, latents = (torch.cat(part)[None] for part in zip(*parts, strict=True))
-    return [Block(values, tokens, latents, values.shape[1])]
-
-
-def kept(block: Block) -> Tensor:
-    """Return which entries are positive and among the k largest of their row; (rows, m)."""
-    return (selectors.hard(block.values, block.k) > 0) & (block.values > 0)
-
-
-def _least_kept(block: Block, kept: Tensor) -> Tensor:
-    """Return the smallest value kept in each row, +inf where there is none; (rows,)."""
-    return torch.where(kept, block.values, torch.inf).amin(-1)
 
 
 def largest(blocks: list[Block], times: float) -> Tensor:
@@ -259,3 +208,84 @@ def entries(blocks: list[Block]) -> tuple[Tensor, Tensor, Tensor]:
 def number(k: float | Tensor) -> float:
     """Return k without its gradient."""
     return float(k.detach()) if isinstance(k, Tensor) else k
+
+
+class Activity(KeepsPrecision):
+    """Running counts and means of a hard selection, whatever the selector; budgets by Zipf's law, or equal at 0."""
+
+    threshold: Tensor  # the mean of the smallest value kept, in model units; (latents,) for "feature", else ()
+    since: Tensor  # tokens since a latent was last active, (latents,)
+    density: Tensor  # the running fraction of tokens for which a latent is active, (latents,)
+    # The running mean of ReLU(a)², (latents,), which ranks latents for their budgets. Their density cannot: under a
+    # budget it is the budget, and the first ranks would stay for ever.
+    energy: Tensor
+    batches: Tensor
+
+    def __init__(self, latents: int, axis: Axis, exponent: float) -> None:
+        super().__init__()
+        self.axis, self.exponent = axis, exponent
+        self.register_buffer("threshold", torch.zeros(axis.threshold_shape(latents), dtype=wide_dtype()))
+        self.register_buffer("since", torch.zeros(latents, dtype=torch.int64))
+        self.register_buffer("density", torch.zeros(latents, dtype=wide_dtype()))
+        self.register_buffer("energy", torch.zeros(latents if exponent else 0, dtype=wide_dtype()))
+        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
+
+    def budgets(self, k: float | Tensor, count: int) -> Tensor:
+        """Return how many of `count` tokens each latent chooses, k·count in all; (latents,)."""
+        shares = zipf(self.energy if self.exponent else self.density, self.exponent)  # equal if there is no exponent
+        if isinstance(k, Tensor):
+            return (shares * k * count).clamp(1, count).to(k.dtype)
+        return apportion(shares, round(k * count), count)
+
+    @torch.no_grad()
+    def update(self, blocks: list[Block], encoder: Encoder) -> None:
+        """Count the entries of a batch that the selection was among; an empty batch changes nothing."""
+        count = len(encoder.x)
+        if not count:
+            return
+        before = self.batches.to(self.density.dtype)
+        rate, faster = ((span / (span + before)).clamp(min=RATE) for span in (1, SPAN))
+        active = torch.zeros_like(self.since)
+        least = torch.full_like(self.threshold, torch.inf)
+        for block in blocks:
+            kept = (selectors.hard(block.values, block.k) > 0) & (block.values > 0)
+            active.scatter_add_(0, block.latents.flatten(), kept.flatten().long())
+            if self.axis.has_threshold:
+                self.axis.lower(least, block, kept)
+        self.batches += 1
+        self.since += count
+        self.since.masked_fill_(active > 0, 0)
+        self.density.lerp_((active / count).to(self.density.dtype), rate)
+        is_new = (self.threshold == 0) & least.isfinite()
+        moved = self.threshold.lerp(least, faster)
+        self.threshold.copy_(torch.where(is_new, least, torch.where(least.isfinite(), moved, self.threshold)))
+        if self.exponent:
+            sums = [a.relu().square().sum(0) for _, a in encoder.pieces()]  # what each could explain, chosen or not
+            self.energy.lerp_((torch.stack(sums).sum(0) / count).to(self.energy.dtype), rate)
+
+
+def zipf(importance: Tensor, exponent: float) -> Tensor:
+    """Return shares r^−exponent that sum to 1, r = 1, 2, … in the order of falling importance; (n,), float64."""
+    n = len(importance)
+    shares = torch.empty(n, dtype=torch.float64, device=importance.device)
+    ranks = torch.arange(1, n + 1, dtype=torch.float64, device=importance.device)
+    shares[importance.argsort(descending=True, stable=True)] = ranks**-exponent
+    return shares / shares.sum()
+
+
+def apportion(shares: Tensor, total: int, most: int) -> Tensor:
+    """Return integers from 1 to `most` that sum to `total`, near total·shares, by largest remainders; (n,) int64."""
+    n = len(shares)
+    total = min(max(total, n), n * most)
+    ideal = shares * total
+    low, high = torch.zeros_like(ideal[0]), most / ideal.min().clamp(min=1e-300)
+    for _ in range(60):  # bisection, on the device, for the multiple that sums to the total within the bounds
+        middle = (low + high) / 2
+        is_low = (middle * ideal).clamp(1, most).sum() <= total
+        low, high = torch.where(is_low, middle, low), torch.where(is_low, high, middle)
+    ideal = (low * ideal).clamp(1, most)
+    floor = ideal.floor()
+    rest = torch.where(floor < most, ideal - floor, -1.0)
+    gets_more = torch.arange(n, device=shares.device) < total - floor.sum()
+    floor[rest.argsort(descending=True, stable=True)] += gets_more.to(floor.dtype)
+    return floor.long()

@@ -1,16 +1,18 @@
-"""Sparse codes: decoded by their indices, differentiated where they are used, and the losses of what they explain."""
+"""Sparse codes: decoded by their indices, differentiated where they are used, their losses and their metrics."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import embedding_bag
+from torch.nn.functional import cosine_similarity, embedding_bag
 
-from ._activity import zipf
-from ._axes import Encoder, by_token
+from ._axes import AXES, Encoder, zipf
+
+EDGES = torch.arange(-6, 0.01, 0.25, device="cpu")  # of the histogram of densities, log10
 
 
 class SparseCode(NamedTuple):
@@ -51,13 +53,6 @@ class SparseAutoencoderOutput(NamedTuple):
     """Of the dead or underused latents; 0 where there is none, and in evaluation."""
     multi_fvu: Tensor
     """With 4k active latents; 0 if it is not asked for, and in evaluation."""
-
-
-def from_dense(code: Tensor) -> SparseCode:
-    """Return the entries that are not 0."""
-    rows = code.reshape(-1, code.shape[-1])
-    tokens, latents = rows.detach().nonzero(as_tuple=True)
-    return SparseCode(rows[tokens, latents], tokens, latents, tuple(code.shape))
 
 
 def by_rising(places: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
@@ -105,12 +100,7 @@ def chosen(
 ) -> Tensor:
     """Return entries of x·weight + bias, as given, with their gradient; neither pass makes a matrix (tokens, latents).
 
-    Args:
-        x: (tokens, d).
-        weight: (d, latents), stored by latent: its transpose is contiguous, and so is that of its gradient.
-        bias: (latents,).
-        values, tokens, latents: (entries,).
-        rises: whether tokens rise, which saves a sort.
+    Weight (d, latents) is stored by latent: its transpose is contiguous. If tokens rise, backward sorts once less.
     """
     result: Tensor = _Chosen.apply(x, weight, bias, values, tokens, latents, rises)
     return result
@@ -144,7 +134,7 @@ def aux_k_loss(x: Tensor, residual: Tensor, of: Tensor, weights: tuple[Tensor, T
         return residual.new_zeros(())
     w_enc, b_enc, w_dec = weights[0].t()[of].t(), weights[1][of], weights[2][of]
     with torch.no_grad():
-        block = by_token(Encoder(x, w_enc, b_enc), min(most, len(of)), 1.0)[0]
+        block = AXES["topk"].candidates(Encoder(x, w_enc, b_enc), min(most, len(of)), 1.0, None)[0]
     tokens, latents = block.tokens.flatten(), block.latents.flatten()
     values = chosen(x, w_enc, b_enc, block.values.flatten(), tokens, latents, rises=True).relu()
     return fraction_unexplained(residual - weighted_rows(values, tokens, latents, w_dec, len(x)), residual)
@@ -174,3 +164,79 @@ def aux_zipf_loss(
     """
     law = zipf(density, exponent) * k
     return aux_k_loss(x, residual, (density < fraction * law).nonzero().squeeze(1), weights, most)
+
+
+class SparseAutoencoderMetrics:
+    """Measure L0, FVU, cosine, bias of size and activity of an autoencoder in evaluation mode, batch by batch.
+
+    Sums are in float64, and the batches may be of any size: the result is that of all tokens at once.
+
+    Examples:
+        >>> metrics = khot.nn.SparseAutoencoderMetrics()
+        >>> config = khot.nn.SparseAutoencoderConfig(d_in=8, latents=32, k=2)
+        >>> sae = khot.nn.SparseAutoencoder(config).eval()
+        >>> for x in torch.randn(100, 8).split(30):
+        ...     metrics.update(sae, x)
+        >>> metrics.result()["l0"]
+        2.0
+    """
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._sums: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def update(self, sae: Callable[[Tensor], Any], x: Tensor) -> None:
+        """Add a batch (…, d_in) and what an autoencoder, or a function like one, makes of it."""
+        out = sae(x)
+        code = out.code
+        n, d = code.shape[-1], x.shape[-1]
+        x, y = x.reshape(-1, d).double(), out.reconstruction.reshape(-1, d).double()
+        is_active = code.values > 0
+        per_token = torch.bincount(code.tokens[is_active], minlength=len(x)).clamp(max=n)
+        found = {
+            "error": (x - y).square().sum(),
+            "mean": x.sum(0),
+            "square": x.square().sum(),
+            "size": y.square().sum(),
+            "product": (x * y).sum(),
+            "cosine": cosine_similarity(x, y, dim=1).sum(),
+            "active": torch.bincount(code.latents[is_active], minlength=n).double(),
+            "l0": torch.bincount(per_token, minlength=n + 1).double(),
+        }
+        self.tokens += len(x)
+        self._sums = {name: self._sums.get(name, 0) + value for name, value in found.items()}
+
+    def result(self) -> dict[str, Any]:
+        """Return numbers and lists, as JSON takes them.
+
+        `fvu` and `explained_variance` (1 − fvu); `l0`, active latents a token, with percentiles; `cosine`, the mean
+        over tokens; `relative_reconstruction_bias`, E‖x̂‖²/E⟨x, x̂⟩, below 1 where reconstructions are too small;
+        `alive`, the fraction of latents that were active at all; `density_histogram`, latents by log10 of the fraction
+        of tokens they are active for, dead ones left out.
+        """
+        density, sums, tokens = self.density(), self._sums, self.tokens
+        variance = sums["square"] - sums["mean"].square().sum() / tokens
+        fvu = float(sums["error"] / variance)
+        logs, up_to = density[density > 0].log10().float(), sums["l0"].cumsum(0)  # tokens with an L0 up to each number
+        return {
+            "tokens": self.tokens,
+            "fvu": fvu,
+            "explained_variance": 1 - fvu,
+            "l0": float(sums["active"].sum() / tokens),
+            "l0_percentiles": {str(p): int((up_to < p / 100 * up_to[-1]).sum()) for p in (5, 50, 95)},
+            "cosine": float(sums["cosine"] / tokens),
+            "relative_reconstruction_bias": float(sums["size"] / sums["product"]),
+            "alive": float((density > 0).double().mean()),
+            "dead": int((density == 0).sum()),
+            "density_histogram": {
+                "log10_edges": EDGES.tolist(),
+                "latents": torch.histogram(logs.clamp(min=EDGES[0].item()), EDGES).hist.long().tolist(),
+            },
+        }
+
+    def density(self) -> Tensor:
+        """Return the fraction of tokens for which each latent is active, (latents,)."""
+        if not self.tokens:
+            raise ValueError("Metrics need at least one token; got none: call `update` first.")
+        return self._sums["active"] / self.tokens

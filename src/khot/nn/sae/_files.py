@@ -9,7 +9,6 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from ... import _check
@@ -18,8 +17,7 @@ from ..._version import __version__
 from ._axes import AXES, Axis
 
 CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
-FORM = "6.0.0"
-"""The version of SAELens since which files have this form."""
+FORM = "6.0.0"  # the version of SAELens since which files have this form
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +90,20 @@ def save(
     folder: str | os.PathLike[str], config: SparseAutoencoderConfig, weights: dict[str, Tensor], selector: str
 ) -> None:
     """Write both files, each atomically; weights in the units of the inputs."""
-    folder = Path(folder)
-    write_tensors(folder / WEIGHTS, weights)
-    description = _description(config, weights["W_dec"].dtype, selector)
-    write(folder / CONFIG, json.dumps(description, indent=2) + "\n")
+    write_tensors(Path(folder) / WEIGHTS, weights)
+    description = {
+        **config.axis.description(config.k),
+        "d_in": config.d_in,
+        "d_sae": config.latents,
+        "dtype": str(weights["W_dec"].dtype).removeprefix("torch."),
+        "device": "cpu",
+        "apply_b_dec_to_input": True,
+        "normalize_activations": "layer_norm" if config.layer_norm else "none",
+        "reshape_activations": "none",
+        "metadata": {"sae_lens_version": FORM, "sae_lens_training_version": None},
+        "khot": {"version": __version__, "config": asdict(config), "selector": selector},
+    }
+    write(Path(folder) / CONFIG, json.dumps(description, indent=2) + "\n")
 
 
 def read(folder: str | os.PathLike[str]) -> tuple[SparseAutoencoderConfig, dict[str, Tensor]]:
@@ -105,13 +113,16 @@ def read(folder: str | os.PathLike[str]) -> tuple[SparseAutoencoderConfig, dict[
         config = SparseAutoencoderConfig(**json.loads(path.read_text(encoding="utf-8"))["khot"]["config"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} must be a config that khot wrote; got {type(error).__name__}: {error}.") from None
-    return config, read_tensors(Path(folder) / WEIGHTS, _shapes(config))
+    n, d = config.latents, config.d_in
+    shapes: dict[str, tuple[int, ...]] = {"W_enc": (d, n), "b_enc": (n,), "W_dec": (n, d), "b_dec": (d,)}
+    if config.axis.has_threshold:
+        shapes["threshold"] = (n,)
+    return config, read_tensors(Path(folder) / WEIGHTS, shapes)
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write a safetensors file, atomically."""
-    save_bytes = _safetensors().save
-    write(path, save_bytes({name: t.detach().contiguous() for name, t in tensors.items()}, metadata))
+    write(path, _safetensors().save({name: t.detach().contiguous() for name, t in tensors.items()}, metadata))
 
 
 def read_tensors(path: Path, shapes: dict[str, tuple[int, ...]] | None = None) -> dict[str, Tensor]:
@@ -132,32 +143,10 @@ def read_tensors(path: Path, shapes: dict[str, tuple[int, ...]] | None = None) -
     return tensors
 
 
-def _shapes(config: SparseAutoencoderConfig) -> dict[str, tuple[int, ...]]:
-    n, d = config.latents, config.d_in
-    shapes: dict[str, tuple[int, ...]] = {"W_enc": (d, n), "b_enc": (n,), "W_dec": (n, d), "b_dec": (d,)}
-    return {**shapes, "threshold": (n,)} if config.axis.has_threshold else shapes
-
-
-def _description(c: SparseAutoencoderConfig, dtype: torch.dtype, selector: str) -> dict[str, Any]:
-    return {
-        **c.axis.description(c.k),
-        "d_in": c.d_in,
-        "d_sae": c.latents,
-        "dtype": str(dtype).removeprefix("torch."),
-        "device": "cpu",
-        "apply_b_dec_to_input": True,
-        "normalize_activations": "layer_norm" if c.layer_norm else "none",
-        "reshape_activations": "none",
-        "metadata": {"sae_lens_version": FORM, "sae_lens_training_version": None},
-        "khot": {"version": __version__, "config": asdict(c), "selector": selector},
-    }
-
-
 def _safetensors() -> Any:
     try:
         import safetensors.torch
     except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "Weights are kept in safetensors files: pip install 'khot[sae]'.", name="safetensors"
-        ) from None
+        said = "Weights are kept in safetensors files: pip install 'khot[sae]'."
+        raise ModuleNotFoundError(said, name="safetensors") from None
     return safetensors.torch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple, Self
 
 import torch
@@ -14,31 +15,23 @@ from ... import _check
 from .. import selectors
 from .._precision import KeepsPrecision, shown, wide_dtype
 from . import _axes, _code, _files
-from ._activity import Activity
-from ._axes import Block, Encoder
+from ._axes import Activity, Block, Encoder
 from ._code import SparseAutoencoderOutput, SparseCode, by_rising, chosen, fraction_unexplained, weighted_rows
 from ._files import SparseAutoencoderConfig
 
-MULTI = 4
-"""Multi-TopK selects this many times k as well."""
-EPSILON = 1e-5
-"""Added to a token's deviation by `layer_norm`, as SAELens does."""
-Undo = tuple[Tensor, Tensor] | None
-"""The mean and the deviation of each token, (tokens, 1), if `layer_norm` took them away."""
+MULTI = 4  # Multi-TopK selects this many times k as well
+EPSILON = 1e-5  # added to a token's deviation by `layer_norm`, as SAELens does
+Undo = tuple[Tensor, Tensor] | None  # mean and deviation of each token, (tokens, 1), if `layer_norm` took them away
 
 
 class _Pass(NamedTuple):
     """Inputs on their way to a code."""
 
-    inputs: Tensor
-    """(tokens, d_in), normalised if the config says so."""
-    centred: Tensor
-    """What the encoder sees, (tokens, d_in)."""
+    inputs: Tensor  # (tokens, d_in), normalised if the config says so
+    centred: Tensor  # what the encoder sees, (tokens, d_in)
     encoder: Encoder
-    blocks: list[Block]
-    """The entries that the selection is among."""
-    preactivations: Tensor
-    """At those entries, (entries,), with their gradient."""
+    blocks: list[Block]  # the entries that the selection is among
+    preactivations: Tensor  # at those entries, (entries,), with their gradient
     code: SparseCode
 
 
@@ -93,20 +86,27 @@ class SparseAutoencoder(KeepsPrecision):
     def start(self, x: Tensor) -> Self:
         """Take the scale of inputs, b_dec (their geometric median) and the size of W_enc from samples (…, d_in)."""
         inputs, _ = self._inputs(x)
-        _check_samples(inputs)
+        if not len(inputs):
+            raise ValueError("`x` must have at least one row; got none.")
+        bad = ~inputs.isfinite().all(-1)
+        if bad.any():
+            got = f"{int(bad.sum())} of {len(bad)} rows that are not, first {int(bad.nonzero()[0])}"
+            raise ValueError(f"`x` must be finite in {inputs.dtype}; got {got}: leave them out.")
         center = geometric_median(inputs.double()).to(inputs.dtype)
         spread = (inputs - center).square().sum(1).mean() / _axes.number(self.k)
-        self.scale.fill_(_power_of_two(float(spread.sqrt())))
+        size = float(spread.sqrt())  # the scale is a power of two: it rounds nothing
+        self.scale.fill_(2.0 ** round(math.log2(size)) if 0 < size < math.inf else 1.0)
         self.b_dec.copy_(center / self.scale)
         self.W_enc.copy_(self.W_dec.t())
         centred = self._centred(inputs)
-        blocks = self.config.axis.first(self._encoder(centred), max(1, round(_axes.number(self.k))))
+        k = max(1, round(_axes.number(self.k)))
+        blocks = self.config.axis.candidates(self._encoder(centred), k, 1.0, None)
         a, tokens, latents = _axes.entries(blocks)
         tokens, latents, a = by_rising(tokens, latents, a)
         out = weighted_rows(a.relu(), tokens, latents, self._cast(self.W_dec), len(centred))
-        size = (centred * out).sum() / out.square().sum()  # of the best multiple
-        if size > 0:
-            self.W_enc.mul_(size)
+        best = (centred * out).sum() / out.square().sum()  # the multiple that explains most
+        if best > 0:
+            self.W_enc.mul_(best)
         return self
 
     def encode(self, x: Tensor, *, generator: torch.Generator | None = None) -> SparseCode:
@@ -117,27 +117,28 @@ class SparseAutoencoder(KeepsPrecision):
         """Decode a code, sparse or dense (…, latents), to (…, d_in)."""
         if isinstance(code, Tensor):
             _check.last_dim("code", code, self.config.latents)
-            code = _code.from_dense(code)
+            rows = code.reshape(-1, code.shape[-1])
+            tokens, latents = rows.detach().nonzero(as_tuple=True)
+            code = SparseCode(rows[tokens, latents], tokens, latents, tuple(code.shape))
         return self._restored(self._decoded(code), code)
 
     def forward(self, x: Tensor, *, generator: torch.Generator | None = None) -> SparseAutoencoderOutput:
         """Return the reconstruction, code and losses of inputs (…, d_in); the generator is for a random selector."""
-        c, found = self.config, self._encode(x, generator)
-        inputs, out = found.inputs, self._decoded(found.code)
+        c = self.config
+        inputs, centred, encoder, blocks, a, code = self._encode(x, generator)
+        out = self._decoded(code)
         fvu = fraction_unexplained(inputs - out, inputs)
         loss, aux, multi = fvu, fvu.new_zeros(()), fvu.new_zeros(())
         if self.training:
-            aux = self._aux_loss(found.centred, (inputs - out) / self.scale)
+            aux = self._aux_loss(centred, (inputs - out) / self.scale)
             if c.multi_topk:
-                selected = _axes.largest(found.blocks, MULTI)
-                more = self._code(found.blocks, found.preactivations, selected, found.code.shape)
+                more = self._code(blocks, a, _axes.largest(blocks, MULTI), code.shape)
                 multi = fraction_unexplained(inputs - self._decoded(more), inputs)
             loss = fvu + c.aux_weight * aux + c.multi_topk * multi
             if c.learn_k:
                 loss = loss + c.k_cost * self.k
-            self.activity.update(found.blocks, found.encoder)
-        reconstruction = self._restored(out, found.code).to(x.dtype)
-        return SparseAutoencoderOutput(reconstruction, found.code, loss, fvu, aux, multi)
+            self.activity.update(blocks, encoder)
+        return SparseAutoencoderOutput(self._restored(out, code).to(x.dtype), code, loss, fvu, aux, multi)
 
     @torch.no_grad()
     def remove_parallel_gradient(self) -> None:
@@ -197,8 +198,8 @@ class SparseAutoencoder(KeepsPrecision):
         blocks = self._blocks(encoder)
         weights = self._cast(self.W_enc), self._cast(self.b_enc)
         a = chosen(centred, *weights, *_axes.entries(blocks), rises=self._rises)
-        selected = self._selected(blocks, a, generator)
-        code = self._code(blocks, a, selected, (*x.shape[:-1], self.config.latents), undo)
+        shape = *x.shape[:-1], self.config.latents
+        code = self._code(blocks, a, self._selected(blocks, a, generator), shape, undo)
         return _Pass(inputs, centred, encoder, blocks, a, code)
 
     def _inputs(self, x: Tensor) -> tuple[Tensor, Undo]:
@@ -242,13 +243,10 @@ class SparseAutoencoder(KeepsPrecision):
         """Return the selector's weights, (entries,); all are selected in evaluation, and selectors need an entry."""
         if not self.training or not len(a):
             return torch.ones_like(a)
-        scores = a.split([block.values.numel() for block in blocks])
-        temperature = self.temperature.to(a.dtype)
-        weights = [
-            self.selector(part.view_as(block.values), block.k, temperature=temperature, generator=generator).flatten()
-            for part, block in zip(scores, blocks, strict=True)
-        ]
-        return torch.cat(weights)
+        parts = zip(a.split([block.values.numel() for block in blocks]), blocks, strict=True)
+        scores = [(part.view_as(block.values), block.k) for part, block in parts]
+        select = partial(self.selector, temperature=self.temperature.to(a.dtype), generator=generator)
+        return torch.cat([select(rows, k).flatten() for rows, k in scores])
 
     def _code(
         self, blocks: list[Block], a: Tensor, selected: Tensor, shape: tuple[int, ...], undo: Undo = None
@@ -282,18 +280,6 @@ class SparseAutoencoder(KeepsPrecision):
         return _code.aux_zipf_loss(centred, residual, self.activity.density, weights, most, **law)
 
 
-def _check_samples(rows: Tensor) -> None:
-    """Raise unless there is a row and all are finite, because weights are taken from them."""
-    if not len(rows):
-        raise ValueError("`x` must have at least one row; got none.")
-    bad = ~rows.isfinite().all(-1)
-    if bad.any():
-        raise ValueError(
-            f"`x` must be finite in {rows.dtype}; got {int(bad.sum())} of {len(rows)} rows that are not, "
-            f"first {int(bad.nonzero()[0])}: leave them out."
-        )
-
-
 def geometric_median(points: Tensor, steps: int = 100) -> Tensor:
     """Return the point with the least sum of distances to (points, d); (d,). Weiszfeld's iteration."""
     center: Tensor = points.mean(0)
@@ -304,8 +290,3 @@ def geometric_median(points: Tensor, steps: int = 100) -> Tensor:
             return new
         center = new
     return center
-
-
-def _power_of_two(value: float) -> float:
-    """Return the nearest power of two, by ratio: to multiply by it rounds nothing."""
-    return 2.0 ** round(math.log2(value)) if 0 < value < math.inf else 1.0

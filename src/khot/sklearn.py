@@ -1,29 +1,50 @@
-"""`KHotSelector`: feature selection in scikit-learn's terms."""
+"""Feature selection in scikit-learn's terms: `KHotSelector` trains a gate and a network together."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from numbers import Integral
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator
-from sklearn.feature_selection import SelectorMixin
-from sklearn.utils import check_random_state, column_or_1d
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
 
-from .. import _check
-from ..designs import Design, Pivotal
-from ..estimators import straight_through_sample
-from ..nn import KHotGate
-from ..relaxations import Relaxation, hard_topk, sigmoid_topk
-from ._training import Plan, Progress, Rows, network, train
+from . import _check
+from .designs import Design, Pivotal
+from .estimators import straight_through_sample
+from .nn import KHotGate, Schedule
+from .relaxations import Relaxation, hard_topk, sigmoid_topk
+
+try:
+    from sklearn.base import BaseEstimator
+    from sklearn.feature_selection import SelectorMixin
+    from sklearn.utils import check_random_state, column_or_1d
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+except ModuleNotFoundError as missing:
+    said = f"`khot.sklearn` needs {missing.name}: pip install 'khot[sklearn]'."
+    raise ModuleNotFoundError(said, name=missing.name) from missing
+
+__all__ = ["KHotSelector"]
 
 TASKS = ("auto", "classification", "regression", "reconstruction")
+CHECKS = 40  # how many times in `max_steps` the validation rows are evaluated
+MASKS = 16  # samples of the gate in a batch, for estimators that want the objective
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+class Rows(NamedTuple):
+    """Examples to train on or to validate with."""
+
+    x: Tensor  # (rows, n), standardised
+    y: Tensor  # (rows) classes, or (rows, outputs) numbers
+    weight: Tensor  # (rows), ≥ 0
 
 
 class KHotSelector(SelectorMixin, BaseEstimator):
@@ -111,24 +132,16 @@ class KHotSelector(SelectorMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Train on X (rows, features), y (rows) or (rows, outputs), and weights of rows if they differ."""
-        plan = self._plan()
+        self._check_parameters()
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         x, target = self._validated(X, y)
         weight = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
-        k = number_of_features(self.n_features_to_select, x.shape[1])
+        n, k = x.shape[1], number_of_features(self.n_features_to_select, x.shape[1])
         rows = self._rows(*_merged(x, target, weight))
-        outputs = rows.y.shape[1] if rows.y.ndim == 2 else len(self.classes_)
-        examples, validation = _split(rows, self.validation_fraction, seed)
-        gate = KHotGate(
-            x.shape[1],
-            k,
-            relaxation=self.relaxation,
-            design=self.design,
-            estimator=self.estimator,
-            temperature=self.temperature,
-        )
-        net = network(x.shape[1], plan.hidden, outputs, seed)
-        scores = self._train(train(examples, validation, gate, net, plan, seed))
+        how: dict[str, Any] = {"relaxation": self.relaxation, "design": self.design, "estimator": self.estimator}
+        gate = KHotGate(n, k, temperature=self.temperature, **how)
+        net = _network(n, self.hidden, rows.y.shape[1] if rows.y.ndim == 2 else len(self.classes_), seed)
+        scores = self._train(gate, net, *_split(rows, self.validation_fraction, seed), seed)
         if not scores.isfinite().all():
             raise ValueError("training diverged: scores are not finite. Lower `learning_rate` or `gate_learning_rate`.")
         with torch.no_grad():
@@ -137,8 +150,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         self._support = hard_topk(scores, k).bool().numpy()
         return self
 
-    def _plan(self) -> Plan:
-        """Return how to train, checked."""
+    def _check_parameters(self) -> None:
         _check.one_of("task", self.task, TASKS)
         for name in ("max_steps", "batch_size", "patience"):
             _check.at_least(name, getattr(self, name), 1)
@@ -151,23 +163,13 @@ class KHotSelector(SelectorMixin, BaseEstimator):
             raise TypeError(f"`hidden` must be a tuple of ints, such as (64, 64); got {got}.")
         for i, size in enumerate(self.hidden):
             _check.at_least(f"hidden[{i}]", size, 1)
-        return Plan(
-            hidden=tuple(int(size) for size in self.hidden),
-            max_steps=int(self.max_steps),
-            batch_size=int(self.batch_size),
-            learning_rate=self.learning_rate,
-            gate_learning_rate=self.gate_learning_rate,
-            annealed=self.annealed,
-            patience=self.patience,
-        )
 
     def _validated(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return features and what to predict, numbers or indices of classes, (rows, …); set `task_` and `classes_`."""
         if y is None or self.task == "reconstruction":
             if self.task not in ("auto", "reconstruction"):
-                raise ValueError(
-                    f"`y` must be given for {self.task}; got None. Without it, the task is reconstruction."
-                )
+                said = f"`y` must be given for {self.task}; got None. Without it, the task is reconstruction."
+                raise ValueError(said)
             self.task_ = "reconstruction"
             x = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
             return x, x[:, :0]
@@ -191,18 +193,45 @@ class KHotSelector(SelectorMixin, BaseEstimator):
             y = features if self.task_ == "reconstruction" else _standardised(target, weight)
         return Rows(features, y, torch.from_numpy(weight).float())
 
-    def _train(self, run: Iterator[Progress]) -> Tensor:
-        """Return the scores of the least validation loss at the final budget; the last ones if it is not reached."""
+    def _train(self, gate: KHotGate, net: nn.Module, examples: Rows, validation: Rows, seed: int) -> Tensor:
+        """Return the scores of the least validation loss at the budget k; the last ones if it is not reached.
+
+        The gate's budget goes from n to k: features that matter only together are seen together at first. Rows are
+        drawn with replacement, in proportion to their weights.
+        """
+        max_steps, generator = int(self.max_steps), torch.Generator().manual_seed(seed)
+        annealing = round(self.annealed * max_steps)
+        schedule = Schedule(gate, "budget", examples.x.shape[1], gate.k, steps=annealing)
+        rates = ((net, self.learning_rate), (gate, self.gate_learning_rate))
+        optimizer = torch.optim.Adam([{"params": part.parameters(), "lr": rate} for part, rate in rates])
+        every, best, best_step = max(1, max_steps // CHECKS), float("inf"), annealing
+        cumulative = examples.weight.to(torch.float64).cumsum(0)
+        losses: list[float] = []
         self.history_: list[dict[str, float]] = []
-        best, result = float("inf"), torch.tensor(torch.nan)
-        for progress in run:
-            entry = progress._asdict()
-            del entry["scores"], entry["is_final"]
-            self.history_.append(entry)
-            if not progress.is_final or progress.validation_loss < best or not result.isfinite().all():
-                best = progress.validation_loss if progress.is_final else best
-                result = progress.scores
-            if self.callback is not None and self.callback(entry):
+        result = torch.tensor(torch.nan)
+        for step in range(1, max_steps + 1):
+            at = torch.rand(int(self.batch_size), dtype=torch.float64, generator=generator) * cumulative[-1]
+            rows = torch.searchsorted(cumulative, at, right=True).clamp_(max=len(cumulative) - 1)
+            loss = _loss(gate, net, examples.x[rows], examples.y[rows], generator)
+            optimizer.zero_grad()
+            loss.backward()
+            if all(scores.grad is None for scores in gate.parameters()):
+                raise ValueError("`design` and `estimator` must give the scores a gradient; this pair gives none.")
+            optimizer.step()
+            schedule.step()
+            losses.append(float(loss.detach()))
+            if step % every and step != max_steps:
+                continue
+            found, is_final = _evaluate(gate, net, validation), step >= annealing
+            if not is_final or found < best or not result.isfinite().all():
+                result = gate.scores_of(examples.x).detach().clone()
+            if is_final and found < best:
+                best, best_step = found, step
+            means = {"train_loss": sum(losses) / len(losses), "validation_loss": found}
+            self.history_.append({"step": step, "budget": int(gate.budget), **means})
+            losses = []
+            has_enough = self.callback is not None and self.callback(self.history_[-1])
+            if has_enough or step - best_step >= self.patience:
                 break
         return result
 
@@ -270,3 +299,47 @@ def _split(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
     if held >= len(order) or not fraction:
         return rows, rows
     return Rows(*(part[order[held:]] for part in rows)), Rows(*(part[order[:held]] for part in rows))
+
+
+def _network(n: int, hidden: tuple[int, ...], outputs: int, seed: int) -> nn.Sequential:
+    """Return a multilayer perceptron whose weights depend on the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers: list[nn.Module] = []
+        for size in map(int, hidden):
+            layers += [nn.Linear(n, size), nn.ReLU()]
+            n = size
+        return nn.Sequential(*layers, nn.Linear(n, outputs))
+
+
+def _evaluate(gate: KHotGate, net: nn.Module, rows: Rows) -> float:
+    """Return the mean loss with the k best features alone."""
+    gate.eval()
+    with torch.no_grad():
+        losses = _losses(net(gate(rows.x)), rows.y)
+    gate.train()
+    return float((losses * rows.weight).sum() / rows.weight.sum())
+
+
+def _loss(gate: KHotGate, net: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+    """Return the mean over a batch; an estimator that wants the objective tries every sample on a part of it."""
+    if gate.design is None or not gate.takes_objective:
+        return _losses(net(gate(x, generator=generator)), y).mean()
+    parts = min(MASKS, len(x))
+    x, y = (part[: len(part) // parts * parts].unflatten(0, (parts, -1)) for part in (x, y))
+
+    def objective(m: Tensor) -> Tensor:  # (samples, n) → (samples); control variates ask for π too, (…, n) → (…)
+        m = m[..., None, :].to(x.dtype)
+        if m.shape[:-2] == (parts,):
+            return _losses(net(m * x), y).mean(-1)
+        outputs = net(m * x.flatten(0, 1))
+        return _losses(outputs, y.flatten(0, 1).expand(*outputs.shape[:-1], *y.shape[2:])).mean(-1)
+
+    return gate.estimator(gate.law(x), objective, num_samples=parts, generator=generator)
+
+
+def _losses(output: Tensor, y: Tensor) -> Tensor:
+    """Return a loss for each example: cross-entropy for classes, squared error for numbers."""
+    if y.is_floating_point():
+        return mse_loss(output, y, reduction="none").mean(-1)
+    return cross_entropy(output.flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
