@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..sae import Point, Run
-from ._page import Bar, Html, bars, dim, figure, lines, page, paragraph, section, table, tag
+from ._page import Bar, Html, bars, dim, figure, lines, page, section, table, tag
 
 REPORT = "report.html"
 FIGURES = {
@@ -63,9 +63,9 @@ def _summary(metrics: dict[str, Any]) -> list[Html]:
         f"{run['tokens']} tokens, {metrics['steps']} steps of {run['batch_size']}. Selected: {KINDS[run['kind']]}; "
         f"in training, {run['selector']}."
     )
-    parts = [paragraph(how), paragraph(verdict(metrics))]
+    parts = [tag("p", how), tag("p", verdict(metrics))]
     if not metrics["complete"]:
-        parts.append(paragraph(tag("strong", "Cut short"), f" after {metrics['steps']} of {run['steps']} steps."))
+        parts.append(tag("p", tag("strong", "Cut short"), f" after {metrics['steps']} of {run['steps']} steps."))
     return parts
 
 
@@ -79,7 +79,7 @@ def _densities(metrics: dict[str, Any]) -> list[Html]:
     edges, counts = metrics["density_histogram"]["log10_edges"], metrics["density_histogram"]["latents"]
     known = [i for i, count in enumerate(counts) if count]
     if not known:
-        return [paragraph("No latent was active.")]
+        return [tag("p", "No latent was active.")]
     items = [
         Bar(f"{10 ** edges[i]:.1e} to {10 ** edges[i + 1]:.1e}", counts[i], is_marked=True, text=str(counts[i]))
         for i in range(known[0], known[-1] + 1)
@@ -90,7 +90,7 @@ def _densities(metrics: dict[str, Any]) -> list[Html]:
 
 def _curves(curve: list[Point]) -> list[Html]:
     if not curve:
-        return [paragraph("It was not begun.")]
+        return [tag("p", "It was not begun.")]
     unexplained = {"FVU of the batch": [(p.step, p.fvu) for p in curve]}
     dead = {"dead latents": [(p.step, p.dead) for p in curve]}
     return [
