@@ -147,8 +147,8 @@ def _column(values: Sequence[Any]) -> np.ndarray:
     """Return floats if all values are numbers or missing; otherwise strings."""
     with suppress(ValueError, TypeError):
         return np.array(values, dtype=np.float64)
-    texts = [None if value is None else str(value).strip() for value in values]
-    texts = [None if text is None or text.lower() in MISSING else text for text in texts]
+    stripped = ["" if value is None else str(value).strip() for value in values]
+    texts = [None if text.lower() in MISSING else text for text in stripped]
     if {text.lower() for text in texts if text is not None} <= {"true", "false"}:
         return np.array([np.nan if text is None else float(text.lower() == "true") for text in texts])
     try:
@@ -193,10 +193,8 @@ def _check_columns(columns: Columns) -> None:
         raise TableError(f"{_names(commas)} numbers with decimal commas; write them with points")
     levels = {name: len(set(column) - {None}) for name, column in strings.items()}
     if wide := [name for name, count in levels.items() if count > MOST_LEVELS]:
-        got = f"{wide[0]!r}: {levels[wide[0]]}; {MOST_LEVELS} can be encoded"
-        raise TableError(
-            f"{_names(wide)} too many different strings ({got}); leave out with --drop, or turn into numbers"
-        )
+        got = f"too many different strings ({wide[0]!r}: {levels[wide[0]]}; {MOST_LEVELS} can be encoded)"
+        raise TableError(f"{_names(wide)} {got}; leave out with --drop, or turn into numbers")
 
 
 def _features(columns: Columns, notes: list[str]) -> tuple[list[str], np.ndarray]:

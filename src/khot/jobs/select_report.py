@@ -15,9 +15,13 @@ MEASURES = {"classification": "accuracy", "regression": "R²", "reconstruction":
 
 def report(s: Selection, command: str) -> str:
     """Make the page; `command` is what the user typed."""
+    target = f", to predict {s.table.target}" if s.task != "reconstruction" else ", to reconstruct all of them"
+    summary = [tag("p", f"{s.task.capitalize()}: {len(s.table.x)} rows, {len(s.features)} features{target}.")]
+    if not s.is_complete:
+        summary.append(tag("p", tag("strong", "Cut short"), ": this is the best so far."))
     return page(
         f"{s.k} of {len(s.features)} features: {s.table.source}",
-        *_summary(s),
+        *(summary + [dim(note) for note in s.table.notes]),
         section("What was chosen", *_chosen(s)),
         section("Against other choices", *_comparison(s)),
         section("How it went", *_training(s)),
@@ -67,15 +71,6 @@ def measure(s: Selection) -> str:
     """Name what the scores measure."""
     linear = "logistic regression" if s.task == "classification" else "ridge regression"
     return f"{MEASURES[s.task]} of {linear if s.model == 'linear' else 'a random forest'}"
-
-
-def _summary(s: Selection) -> list[Html]:
-    rows = len(s.table.x)
-    target = f", to predict {s.table.target}" if s.task != "reconstruction" else ", to reconstruct all of them"
-    parts = [tag("p", f"{s.task.capitalize()}: {rows} rows, {len(s.features)} features{target}.")]
-    if not s.is_complete:
-        parts.append(tag("p", tag("strong", "Cut short"), ": this is the best so far."))
-    return parts + [dim(note) for note in s.table.notes]
 
 
 def _chosen(s: Selection) -> list[Html]:
