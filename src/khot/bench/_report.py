@@ -9,6 +9,7 @@ import math
 import os
 import platform
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +36,9 @@ HEADINGS = ("contender", "forward", "× khot", "forward + backward", "× khot", 
 def environment() -> dict[str, str]:
     """Return what the figures depend on besides the settings."""
     cpu = platform.processor() or platform.machine()
-    try:
+    with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
     malloc = " ".join(f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith("MALLOC_"))
     return {
         "kernel": status().get("cpu", "unknown"),

@@ -30,13 +30,9 @@ p[2].backward()                  # and every score gets a gradient
 SCORES = (2.0, 1.0, 0.6, 0.0, -0.5, -1.5)
 TEMPERATURES = (0.01, 0.1, 0.3, 1.0, 3.0, 100.0)
 
-app = typer.Typer(
-    name="khot",
-    help="Everything softmax does for one-hot, done for k-hot: differentiable top-k for PyTorch.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-)
+app = typer.Typer(name="khot", no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
+for command in (select, bench, sae):
+    app.command()(command)
 
 
 def _version(value: bool) -> None:
@@ -51,12 +47,7 @@ def _options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    pass
-
-
-app.command()(select)
-app.command()(bench)
-app.command()(sae)
+    """Everything softmax does for one-hot, done for k-hot: differentiable top-k for PyTorch."""
 
 
 @app.command()

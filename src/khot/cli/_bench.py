@@ -95,14 +95,9 @@ def _settings(shape: str, k: str, dtype: str, device: str, threads: int, compile
         fail("bench", f"--device must be cpu, cuda or cuda:N; got {device!r}")
     if device != "cpu" and not torch.cuda.is_available():
         fail("bench", f"--device {device} needs a CUDA build of torch and a GPU; torch.cuda.is_available() is False")
+    count = _count(k, sizes[-1])
     return Settings(
-        shape=sizes,
-        k=_count(k, sizes[-1]),
-        dtype=DTYPES[dtype],
-        device=device,
-        threads=threads,
-        compile=compiled,
-        budget=budget,
+        shape=sizes, k=count, dtype=DTYPES[dtype], device=device, threads=threads, compile=compiled, budget=budget
     )
 
 
