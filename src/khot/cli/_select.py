@@ -47,9 +47,7 @@ def select(
     steps: Annotated[int, typer.Option(help="Largest number of training steps, of each fit.")] = 1000,
     seed: Annotated[int, typer.Option(help="The same seed gives the same choice.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else, to stdout.")] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Write report.html, selection.json and features.csv to this directory.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A folder for report.html, selection.json and features.csv.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write the report, one HTML file, here.")] = None,
 ) -> None:
     """Choose the k features that matter, and compare the choice with others.
