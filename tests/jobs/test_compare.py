@@ -34,6 +34,15 @@ def test_an_unaffordable_method_is_left_out():
     assert "RFE" not in select.methods("classification", 5, (10_000, 1000), 0)
 
 
+@pytest.mark.parametrize("task", ["classification", "reconstruction"])
+def test_random_choices_are_the_first_of_a_seeded_order(task):
+    x = np.random.default_rng(0).standard_normal((20, 9))
+    y = x if task == "reconstruction" else np.arange(20) % 2
+    for i, selector in enumerate(select.methods(task, 4, x.shape, 7)["random"]):
+        order = np.random.default_rng(7 + i).permutation(9)
+        assert selector.fit(x, y).get_support(indices=True).tolist() == sorted(order[:4].tolist())
+
+
 def verdict(task="classification", **folds):
     result = select.Selection(select.digits(), task, 5, 0, "linear")
     result.scores = {

@@ -13,21 +13,21 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, clone
+from sklearn.base import clone
 from sklearn.decomposition import PCA
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.feature_selection import RFE, SelectFromModel, SelectKBest, SelectorMixin, f_classif, f_regression
+from sklearn.feature_selection import RFE, SelectFromModel, SelectKBest, f_classif, f_regression
 from sklearn.linear_model import Lasso, LogisticRegression, Ridge
 from sklearn.model_selection import KFold, StratifiedKFold
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.validation import check_is_fitted, validate_data
 from threadpoolctl import threadpool_limits
 
 from .._interrupts import interruptible
@@ -154,22 +154,9 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class Random(SelectorMixin, BaseEstimator):
-    """Choose k features at random."""
-
-    def __init__(self, k: int, seed: int) -> None:
-        self.k = k
-        self.seed = seed
-
-    def fit(self, X: Any, y: Any = None) -> Random:
-        """Choose; of X only the number of columns matters."""
-        n = validate_data(self, X).shape[1]
-        self.mask_ = np.isin(np.arange(n), np.random.default_rng(self.seed).permutation(n)[: self.k])
-        return self
-
-    def _get_support_mask(self) -> np.ndarray:
-        check_is_fitted(self)
-        return self.mask_
+def _random_scores(x: np.ndarray, y: Any = None, *, seed: int) -> np.ndarray:
+    """Score features by their places in a random order, the first the highest."""
+    return -np.argsort(np.random.default_rng(seed).permutation(x.shape[1]))
 
 
 def plain_model(task: str, kind: str, seed: int) -> Any:
@@ -186,7 +173,7 @@ def methods(task: str, k: int, shape: tuple[int, int], seed: int, steps: int = 1
     result: dict[str, list[Any]] = {
         "khot": [KHotSelector(k, task=task, max_steps=steps, random_state=seed)],
         "all features": ["passthrough"],
-        "random": [Random(k, seed + i) for i in range(RANDOM_CHOICES)],
+        "random": [SelectKBest(partial(_random_scores, seed=seed + i), k=k) for i in range(RANDOM_CHOICES)],
     }
     if task == "reconstruction":
         return result | {"PCA, not a choice": [PCA(min(k, *shape), random_state=seed)]}
