@@ -3,19 +3,19 @@
 import numpy as np
 import pytest
 
-from khot.jobs import _compare, select, select_report
+from khot.jobs import select, select_report
 
 
 def test_methods_choose_without_the_rows_that_are_scored(monkeypatch):
     """A choice made on all rows finds noise that fits them: on pure noise, scores are those of chance."""
     generator = np.random.default_rng(0)
     x, y = generator.standard_normal((60, 300)), np.arange(60) % 2
-    monkeypatch.setattr(_compare, "methods", lambda *_: {"SelectKBest": [_compare.SelectKBest(k=5)]})
-    ((_, score),) = _compare.compare(x, y, "classification", 5)
+    monkeypatch.setattr(select, "methods", lambda *_: {"SelectKBest": [select.SelectKBest(k=5)]})
+    ((_, score),) = select.compare(x, y, "classification", 5)
     assert 0.25 < score.mean < 0.75
-    leaked = _compare.SelectKBest(k=5).fit_transform(x, y)  # a negative control
-    monkeypatch.setattr(_compare, "methods", lambda *_: {"all": ["passthrough"]})
-    ((_, score),) = _compare.compare(leaked, y, "classification", 5)
+    leaked = select.SelectKBest(k=5).fit_transform(x, y)  # a negative control
+    monkeypatch.setattr(select, "methods", lambda *_: {"all": ["passthrough"]})
+    ((_, score),) = select.compare(leaked, y, "classification", 5)
     assert score.mean > 0.75
 
 
@@ -23,21 +23,30 @@ def test_the_units_of_the_target_do_not_matter():
     generator = np.random.default_rng(0)
     x = generator.standard_normal((80, 12))
     y = x[:, 10] + x[:, 11]
-    found = [dict(_compare.compare(x, y * s, "regression", 2, steps=200))["L1"] for s in (1.0, 1e-3)]
+    found = [dict(select.compare(x, y * s, "regression", 2, steps=200))["L1"] for s in (1.0, 1e-3)]
     assert found[0].mean > 0.9
     assert found[1].mean == pytest.approx(found[0].mean, abs=1e-6)
 
 
 def test_an_unaffordable_method_is_left_out():
-    assert "RFE" in _compare.methods("classification", 5, (100, 50), 0)
-    assert "RFE" not in _compare.methods("classification", 1, (100, 1), 0)
-    assert "RFE" not in _compare.methods("classification", 5, (10_000, 1000), 0)
+    assert "RFE" in select.methods("classification", 5, (100, 50), 0)
+    assert "RFE" not in select.methods("classification", 1, (100, 1), 0)
+    assert "RFE" not in select.methods("classification", 5, (10_000, 1000), 0)
+
+
+@pytest.mark.parametrize("task", ["classification", "reconstruction"])
+def test_random_choices_are_the_first_of_a_seeded_order(task):
+    x = np.random.default_rng(0).standard_normal((20, 9))
+    y = x if task == "reconstruction" else np.arange(20) % 2
+    for i, selector in enumerate(select.methods(task, 4, x.shape, 7)["random"]):
+        order = np.random.default_rng(7 + i).permutation(9)
+        assert selector.fit(x, y).get_support(indices=True).tolist() == sorted(order[:4].tolist())
 
 
 def verdict(task="classification", **folds):
     result = select.Selection(select.digits(), task, 5, 0, "linear")
     result.scores = {
-        name: _compare.Score(float(np.mean(each)), float(np.std(each)), tuple(each)) for name, each in folds.items()
+        name: select.Score(float(np.mean(each)), float(np.std(each)), tuple(each)) for name, each in folds.items()
     }
     return select_report.verdict(result)
 

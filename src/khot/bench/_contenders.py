@@ -58,9 +58,10 @@ class Contender:
         """Say why it cannot be measured at this size; empty if it can."""
         if self.fn is None:
             return f"{self.package} is not installed (pip install {self.package})"
-        if self.kind != "reference" and self.integer_k and k != int(k):
+        is_khot = self.kind != "reference"
+        if is_khot and self.integer_k and k != int(k):
             return f"needs an integer k; got {k:g}"
-        if self.kind != "reference" and self.inner_k and not 0 < k < n:
+        if is_khot and self.inner_k and not 0 < k < n:
             return f"needs 0 < k < n = {n}; got {k:g}"
         sizes: dict[Quantity, float] = {"n": n, "rows·n": rows * n, "rows·n·k": rows * n * k}
         for limit in self.limits:
@@ -71,18 +72,13 @@ class Contender:
 
 @torch.no_grad()
 def eager(x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, *, steps: int | None = None) -> Tensor:
-    """Compute σ_k as it is where no native library was built; forward only.
-
-    With `steps`, the solver takes at most so many, and the result is what they lead to, solved or not.
-    """
+    """Compute σ_k without the native library, forward only; `steps` limits the solver's, solved or not."""
     one = torch.ones(x.shape[:-1], dtype=torch.float64, device=x.device)
     scores = x.to(compute_dtype(x.dtype))
     if steps is None:
-        y = threshold.topk(scores, k * one, temperature * one, None, cdfs.SIGMOID, early_stop=True)
-    else:
-        rows = (scores, k * one, temperature * one, None, None, cdfs.SIGMOID)
-        y = threshold.margin(*rows, early_stop=True, steps=steps).sigmoid()
-    return y.to(x.dtype)
+        return threshold.topk(scores, k * one, temperature * one, None, cdfs.SIGMOID, early_stop=True).to(x.dtype)
+    rows = (scores, k * one, temperature * one, None, None, cdfs.SIGMOID)
+    return threshold.margin(*rows, early_stop=True, steps=steps).sigmoid().to(x.dtype)
 
 
 def _ours(fn: Callable[..., Tensor], what: str, **options: Any) -> Contender:
@@ -99,11 +95,6 @@ def _installed(package: str, call: Callable[[Any, Tensor, float], Tensor], what:
     except ImportError:
         return Contender(fn=None, what=what, package=package, **options)
     return Contender(fn=lambda x, k: call(module, x, k), what=what, package=package, **options)
-
-
-def _soft_rank(torchsort: Any, x: Tensor, k: float) -> Tensor:
-    ranks: Tensor = torchsort.soft_rank(x.reshape(-1, x.shape[-1]))  # it takes two dimensions only
-    return ranks.reshape(x.shape)
 
 
 CONTENDERS: dict[str, Contender] = {
@@ -127,6 +118,11 @@ CONTENDERS: dict[str, Contender] = {
     "entmax.budget_bisect": _installed(
         "entmax", lambda m, x, k: m.budget_bisect(x, budget=k, dim=-1), "Euclidean projection, sparse, by bisection"
     ),
-    "torchsort.soft_rank": _installed("torchsort", _soft_rank, "soft ranks by isotonic regression", kind="reference"),
+    "torchsort.soft_rank": _installed(
+        "torchsort",
+        lambda m, x, k: m.soft_rank(x.reshape(-1, x.shape[-1])).reshape(x.shape),  # it takes two dimensions only
+        "soft ranks by isotonic regression",
+        kind="reference",
+    ),
 }
 """By name. `measure` takes any such mapping: add to it with `CONTENDERS | {"mine": Contender(…)}`."""

@@ -21,7 +21,8 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,7 +38,6 @@ QUICK = 2e-2  # calls shorter than this are warmed up before each sample
 MOST_SAMPLES = 100
 MOST_UNROLLED = 64  # torch.compile needs minutes for longer Python loops
 SUM_TOLERANCE = 1e-3  # relative; no method that means to sum to k is coarser
-
 SMALLEST = 2**20  # bytes of input from which a call's share of the process's memory can be told from noise
 
 Progress = Callable[[str, int, int], None]
@@ -90,22 +90,15 @@ class Result:
     name: str
     contender: Contender
     forward: Timing | None = None
-    both: Timing | None = None
-    """Forward and backward together."""
-    allocated: float | None = None
-    """Peak of torch's own allocations in a forward call, output included, in units of the input."""
-    resident: float | None = None
-    """Peak growth of the process in a forward call, in units of the input: sees what C libraries allocate, too."""
-    sum_error: float | None = None
-    """max over rows of |Σ − k|/max(k, 1); not for references."""
-    out_of_range: int | None = None
-    """Entries outside [0, 1] by more than a rounding; not for references."""
+    both: Timing | None = None  # forward and backward together
+    allocated: float | None = None  # peak of torch's own allocations in a forward call, in units of the input
+    resident: float | None = None  # peak growth of the process, in the same units: sees C libraries' memory, too
+    sum_error: float | None = None  # max over rows of |Σ − k|/max(k, 1); not for references
+    out_of_range: int | None = None  # entries outside [0, 1] by more than a rounding; not for references
     nans: int | None = None
-    flags: tuple[str, ...] = ()
-    """Broken promises, in words."""
+    flags: tuple[str, ...] = ()  # broken promises, in words
     note: str = ""
-    skipped: str = ""
-    """Why it has no figures; empty if it has."""
+    skipped: str = ""  # why it has no figures; empty if it has
 
 
 @dataclass(kw_only=True)
@@ -117,33 +110,36 @@ class Report:
     interrupted: bool = False
 
 
-@dataclass(kw_only=True)
-class _Entrant:
-    """A contender in the running: its calls (forward, and both if it has a gradient) and their samples."""
+class _Call:
+    """A function to time: what a warm call costs, how many calls make a sample, and the samples."""
 
-    result: Result
-    calls: list[Callable[[], object]]
-    cost: list[float]
-    inner: list[int] = field(init=False)
-    samples: list[list[float]] = field(init=False)
+    def __init__(self, fn: Callable[[], object], settings: Settings) -> None:
+        self.fn, self.is_cuda = fn, settings.device.startswith("cuda")
+        self.clock = time.process_time if settings.clock == "process CPU time" else time.perf_counter
+        self.cost = self.time(1)
+        if self.cost <= TICK:
+            self.cost = min(self.cost, self.time(5))
+        self.inner = max(1, math.ceil(TICK / max(self.cost, 1e-7)))
+        self.samples: list[float] = []
 
-    def __post_init__(self) -> None:
-        self.inner = [max(1, math.ceil(TICK / max(cost, 1e-7))) for cost in self.cost]
-        self.samples = [[] for _ in self.calls]
+    def time(self, inner: int) -> float:
+        if self.is_cuda:
+            torch.cuda.synchronize()
+        start = self.clock()
+        for _ in range(inner):
+            self.fn()
+        if self.is_cuda:
+            torch.cuda.synchronize()
+        return (self.clock() - start) / inner
 
-    def planned(self, budget: float) -> int:
-        """Return how many samples the budget allows, at least one."""
-        once = sum(inner * cost + cost * (cost < QUICK) for inner, cost in zip(self.inner, self.cost, strict=True))
-        return int(min(max(budget / once, 1), MOST_SAMPLES))
+    def sample(self) -> None:
+        if self.cost < QUICK:
+            self.fn()
+        self.samples.append(self.time(self.inner))
 
-    def finish(self) -> None:
-        """Put the times into the result; after an early interruption, those of the warm-up."""
-        if self.result.skipped:  # it failed on the way
-            return
-        if not self.samples[-1]:
-            self.samples = [[cost] for cost in self.cost]
-            self.result.note = "; ".join(filter(None, (self.result.note, "from the warm-up, not interleaved")))
-        self.result.forward, self.result.both = (*map(_timing, self.samples), None)[:2]
+    def timing(self) -> Timing:
+        p20, median, p80 = np.percentile(self.samples, [20, 50, 80]).tolist()
+        return Timing(median, p20, p80, len(self.samples))
 
 
 def measure(
@@ -156,89 +152,77 @@ def measure(
         settings: shape, k, and how.
         on_progress: called with a label, steps done and steps in all of the present stage.
     """
-    results = {name: Result(name=name, contender=contender) for name, contender in contenders.items()}
-    entrants: list[_Entrant] = []
+    results = [Result(name=name, contender=contender) for name, contender in contenders.items()]
+    running: list[tuple[Result, list[_Call]]] = []
     interrupted = False
     with _quiet(settings.threads):
         try:
             generator = torch.Generator().manual_seed(settings.seed)
             x = torch.randn(settings.shape, generator=generator).to(settings.device, settings.dtype)
-            for done, result in enumerate(results.values()):
+            for done, result in enumerate(results):
                 on_progress(f"warming up {result.name}", done, len(results))
-                result.skipped = result.contender.refusal(settings.rows, settings.n, settings.k)
-                if not result.skipped and (entrant := _prepare(result, x, settings)):
-                    entrants.append(entrant)
-            _run(entrants, settings, on_progress)
+                if calls := _prepare(result, x, settings):
+                    running.append((result, calls))
+            _run(running, settings, on_progress)
         except KeyboardInterrupt:
             interrupted = True
-    for entrant in entrants:
-        entrant.finish()
-    for result in results.values():
+    for result, calls in running:
+        if result.skipped:  # it failed on the way
+            continue
+        if not calls[-1].samples:
+            for call in calls:
+                call.samples = [call.cost]
+            result.note = "; ".join(filter(None, (result.note, "from the warm-up, not interleaved")))
+        result.forward, result.both = (*(call.timing() for call in calls), None)[:2]
+    for result in results:
         if not result.skipped and result.forward is None:
             result.skipped = "interrupted before it was measured"
-    return Report(settings=settings, results=list(results.values()), interrupted=interrupted)
+    return Report(settings=settings, results=results, interrupted=interrupted)
 
 
-def _prepare(result: Result, x: Tensor, settings: Settings) -> _Entrant | None:
-    """Check the output, take the memory, and time a call; on failure say so in the result."""
-    fn, k = result.contender.fn, int(settings.k) if settings.k == int(settings.k) else settings.k
-    assert fn is not None  # a refusal came first
-    if settings.compile:
-        steps = result.contender.python_steps
-        if steps and steps(settings.n, settings.k) > MOST_UNROLLED:
-            result.skipped = f"torch.compile would unroll {steps(settings.n, settings.k):g} > {MOST_UNROLLED} steps"
-            return None
-        fn = torch.compile(fn)
-    call = fn
-
-    def forward() -> Tensor:
-        return call(x, k)
-
+def _prepare(result: Result, x: Tensor, settings: Settings) -> list[_Call]:
+    """Check the output, take the memory, and time a call; if it cannot be measured, say so in the result."""
+    contender, k = result.contender, int(settings.k) if settings.k == int(settings.k) else settings.k
+    result.skipped = contender.refusal(settings.rows, settings.n, settings.k)
+    steps = contender.python_steps(settings.n, settings.k) if settings.compile and contender.python_steps else 0
+    if steps > MOST_UNROLLED and not result.skipped:
+        result.skipped = f"torch.compile would unroll {steps:g} > {MOST_UNROLLED} steps"
+    if result.skipped:
+        return []
+    assert contender.fn is not None  # a refusal came first
+    fn = torch.compile(contender.fn) if settings.compile else contender.fn
     try:
-        y = forward()
+        y = fn(x, k)
         _judge(result, y, settings)
-        calls: list[Callable[[], object]] = [forward]
+        calls: list[Callable[[], object]] = [lambda: fn(x, k)]
         if settings.backward:
+            leaf = x.clone().requires_grad_()
             upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(settings.seed + 1)).to(y)
-            calls += _with_backward(result, lambda leaf: call(leaf, k), x, upstream)
+            calls.append(lambda: torch.autograd.grad(fn(leaf, k), leaf, upstream))
+            try:
+                if fn(leaf, k).requires_grad:
+                    calls[1]()
+                else:
+                    result.note = "no gradient"
+            except Exception as error:
+                result.note = f"no backward: {_first_line(error)}"
+            if result.note:
+                calls.pop()
         del y
-        result.allocated, result.resident = peak_memory(forward, x)
-        return _Entrant(result=result, calls=calls, cost=[_cost(c, settings) for c in calls])
+        result.allocated, result.resident = peak_memory(calls[0], x)
+        return [_Call(call, settings) for call in calls]
     except Exception as error:
         result.skipped = _first_line(error)
-        return None
-
-
-def _with_backward(
-    result: Result, fn: Callable[[Tensor], Tensor], x: Tensor, upstream: Tensor
-) -> list[Callable[[], object]]:
-    """Return the call of forward and backward, or none and leave a note if there is no gradient."""
-    leaf = x.clone().requires_grad_()
-
-    def both() -> object:
-        return torch.autograd.grad(fn(leaf), leaf, upstream)
-
-    try:
-        if not fn(leaf).requires_grad:
-            result.note = "no gradient"
-            return []
-        both()
-    except Exception as error:
-        result.note = f"no backward: {_first_line(error)}"
         return []
-    return [both]
 
 
 def _judge(result: Result, y: Tensor, settings: Settings) -> None:
     """Hold an output against the contract of a k-hot, or only count NaN for a reference."""
-    flags = []
     result.nans = int(y.isnan().sum())
-    if result.nans:
-        flags.append("NaN")
+    flags = ["NaN"] if result.nans else []
     if result.contender.kind != "reference":
-        eps, scale = torch.finfo(y.dtype).eps, max(settings.k, 1)
-        error = (y.sum(-1, dtype=torch.float64) - settings.k).abs().max()
-        result.sum_error = float(error) / scale
+        eps = torch.finfo(y.dtype).eps
+        result.sum_error = float((y.sum(-1, dtype=torch.float64) - settings.k).abs().max()) / max(settings.k, 1)
         result.out_of_range = int(((y < -eps) | (y > 1 + eps)).sum())
         if result.contender.sums_to_k and not result.sum_error <= max(SUM_TOLERANCE, eps):
             flags.append("does not sum to k")
@@ -247,58 +231,28 @@ def _judge(result: Result, y: Tensor, settings: Settings) -> None:
     result.flags = tuple(flags)
 
 
-def _run(entrants: list[_Entrant], settings: Settings, on_progress: Progress) -> None:
+def _run(running: list[tuple[Result, list[_Call]]], settings: Settings, on_progress: Progress) -> None:
     """Run the rounds. A contender that can afford fewer samples than another has them spread evenly over all rounds."""
-    plans = [entrant.planned(settings.budget) for entrant in entrants]
+    once = [sum(call.cost * (call.inner + (call.cost < QUICK)) for call in calls) for _, calls in running]
+    plans = [int(min(max(settings.budget / seconds, 1), MOST_SAMPLES)) for seconds in once]
     rounds, shuffle, done = max(plans, default=0), random.Random(settings.seed).shuffle, 0
     for turn in range(rounds):
         due = [
             entrant
-            for entrant, plan in zip(entrants, plans, strict=True)
+            for entrant, plan in zip(running, plans, strict=True)
             if turn == 0 or turn * plan // rounds != (turn - 1) * plan // rounds
         ]
         shuffle(due)
-        for entrant in due:
-            on_progress(f"measuring {entrant.result.name}", done, sum(plans))
+        for result, calls in due:
+            on_progress(f"measuring {result.name}", done, sum(plans))
             done += 1
-            if not entrant.result.skipped:
-                _sample(entrant, settings)
-
-
-def _sample(entrant: _Entrant, settings: Settings) -> None:
-    try:
-        for call, cost, inner, samples in zip(entrant.calls, entrant.cost, entrant.inner, entrant.samples, strict=True):
-            if cost < QUICK:
-                call()
-            samples.append(_time(call, inner, settings))
-    except Exception as error:
-        entrant.result.skipped = f"failed while measured: {_first_line(error)}"
-
-
-def _time(call: Callable[[], object], inner: int, settings: Settings) -> float:
-    clock = time.process_time if settings.clock == "process CPU time" else time.perf_counter
-    _wait(settings.device)
-    start = clock()
-    for _ in range(inner):
-        call()
-    _wait(settings.device)
-    return (clock() - start) / inner
-
-
-def _cost(call: Callable[[], object], settings: Settings) -> float:
-    """Estimate how long a warm call takes."""
-    first = _time(call, 1, settings)
-    return first if first > TICK else min(first, _time(call, 5, settings))
-
-
-def _timing(samples: list[float]) -> Timing:
-    p20, median, p80 = np.percentile(samples, [20, 50, 80]).tolist()
-    return Timing(median, p20, p80, len(samples))
-
-
-def _wait(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
+            if result.skipped:
+                continue
+            try:
+                for call in calls:
+                    call.sample()
+            except Exception as error:
+                result.skipped = f"failed while measured: {_first_line(error)}"
 
 
 def _first_line(error: Exception) -> str:
@@ -331,7 +285,11 @@ def peak_memory(call: Callable[[], object], x: Tensor) -> tuple[float | None, fl
     """
     size = x.numel() * x.element_size()
     if x.device.type == "cuda":
-        return _peak_on_cuda(call) / size, None
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        torch.cuda.synchronize()
+        return (torch.cuda.max_memory_allocated() - before) / size, None
     if x.device.type != "cpu":
         return None, None
     resident = _peak_resident(call) if size >= SMALLEST else None
@@ -343,34 +301,23 @@ def _peak_allocated(call: Callable[[], object]) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler writes to stderr each time
     with profile(profile_memory=True) as record:
         call()
-    held = peak = 0
-    for event in record.kineto_results.events():
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            peak = max(peak, held)
-    return peak
+    events = record.kineto_results.events()
+    held: Iterator[int] = accumulate((e.nbytes() for e in events if e.name() == "[memory]"), initial=0)
+    return max(held)
 
 
 def _peak_resident(call: Callable[[], object]) -> int | None:
     """Read the kernel's high-water mark, reset before the call; None where there is no such thing."""
+
+    def status(key: str) -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(dict(line.split(":", 1) for line in lines)[key].split()[0]) * 1024
+
     try:
         ctypes.CDLL(None).malloc_trim(0)  # freed blocks that the heap still holds would hide the call's
         Path("/proc/self/clear_refs").write_text("5")
-        before = _status("VmRSS")
+        before = status("VmRSS")
         call()
-        return max(_status("VmHWM") - before, 0)
+        return max(status("VmHWM") - before, 0)
     except (OSError, AttributeError, KeyError, TypeError):  # TypeError: CDLL(None) on Windows
         return None
-
-
-def _status(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(dict(line.split(":", 1) for line in lines)[key].split()[0]) * 1024
-
-
-def _peak_on_cuda(call: Callable[[], object]) -> int:
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before

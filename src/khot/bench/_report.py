@@ -9,6 +9,7 @@ import math
 import os
 import platform
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import torch
 
 from ..kernels import status
 from ._contenders import BASELINE
-from ._measure import Report, Result, Timing
+from ._measure import Report, Timing
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,11 +36,9 @@ HEADINGS = ("contender", "forward", "× khot", "forward + backward", "× khot", 
 def environment() -> dict[str, str]:
     """Return what the figures depend on besides the settings."""
     cpu = platform.processor() or platform.machine()
-    try:
+    with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
     malloc = " ".join(f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith("MALLOC_"))
     return {
         "kernel": status().get("cpu", "unknown"),
@@ -51,35 +50,15 @@ def environment() -> dict[str, str]:
 
 def records(report: Report) -> list[dict[str, Any]]:
     """Return one flat dict per contender with the keys of `COLUMNS`; `None` where there is no figure."""
-    s, around = report.settings, environment()
+    s = report.settings
     forward, both = _baseline(report)
-    shared = {
-        "shape": "x".join(map(str, s.shape)),
-        "k": s.k,
-        "dtype": str(s.dtype).removeprefix("torch."),
-        "device": s.device,
-        "threads": s.threads,
-        "compiled": s.compile,
-        "clock": s.clock,
-        "interrupted": report.interrupted,
-        **around,
-    }
+    shared = vars(s) | environment() | {"clock": s.clock, "compiled": s.compile, "interrupted": report.interrupted}
+    shared |= {"shape": "x".join(map(str, s.shape)), "dtype": str(s.dtype).removeprefix("torch.")}
     rows = []
     for r in report.results:
-        row = {
-            "name": r.name,
-            "kind": r.contender.kind,
-            "what": r.contender.what,
-            **_times("forward", r.forward),
-            **_times("both", r.both),
-            "forward_ratio": _ratio(r.forward, forward),
-            "both_ratio": _ratio(r.both, both),
-            **{key: getattr(r, key) for key in ("allocated", "resident", "sum_error", "out_of_range", "nans")},
-            "flags": "; ".join(r.flags),
-            "note": r.note,
-            "skipped": r.skipped,
-            **shared,
-        }
+        row = shared | vars(r) | {"kind": r.contender.kind, "what": r.contender.what, "flags": "; ".join(r.flags)}
+        row |= _times("forward", r.forward) | _times("both", r.both)
+        row |= {"forward_ratio": _ratio(r.forward, forward), "both_ratio": _ratio(r.both, both)}
         rows.append({key: row[key] for key in COLUMNS})
     return rows
 
@@ -102,11 +81,10 @@ def to_csv(rows: Iterable[dict[str, Any]]) -> str:
 
 def to_json(rows: Iterable[dict[str, Any]]) -> str:
     """Return the records as a JSON list; a NaN or infinite figure becomes a string, since JSON has no such numbers."""
-
-    def plain(value: Any) -> Any:
-        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-    return json.dumps([{key: plain(value) for key, value in row.items()} for row in rows], indent=1, ensure_ascii=False)
+    plain = [
+        {key: str(v) if isinstance(v, float) and not math.isfinite(v) else v for key, v in row.items()} for row in rows
+    ]
+    return json.dumps(plain, indent=1, ensure_ascii=False)
 
 
 def to_markdown(report: Report) -> str:
@@ -157,7 +135,7 @@ def _cells(report: Report) -> list[list[str]]:
             _number(_ratio(r.forward, forward), ".2f"),
             _span(r.both),
             _number(_ratio(r.both, both), ".2f"),
-            _number(_peak(r), ".1f"),
+            _number(max((peak for peak in (r.allocated, r.resident) if peak is not None), default=None), ".1f"),
             _number(r.sum_error, ".0e") + "!" * ("does not sum to k" in r.flags),
             _number(r.out_of_range, "d"),
             _number(r.nans, "d"),
@@ -172,14 +150,10 @@ def _baseline(report: Report) -> tuple[Timing | None, Timing | None]:
     return next(((r.forward, r.both) for r in report.results if r.name == BASELINE), (None, None))
 
 
-def _peak(result: Result) -> float | None:
-    """Return the larger of the two views of the memory."""
-    return max((peak for peak in (result.allocated, result.resident) if peak is not None), default=None)
-
-
 def _times(prefix: str, timing: Timing | None) -> dict[str, float | None]:
+    keys = (f"{prefix}_ms", f"{prefix}_p20_ms", f"{prefix}_p80_ms", f"{prefix}_samples")
     values = [None] * 4 if timing is None else [*(1e3 * t for t in timing[:3]), timing.samples]
-    return dict(zip((f"{prefix}_ms", f"{prefix}_p20_ms", f"{prefix}_p80_ms", f"{prefix}_samples"), values, strict=True))
+    return dict(zip(keys, values, strict=True))
 
 
 def _ratio(timing: Timing | None, base: Timing | None) -> float | None:

@@ -82,7 +82,9 @@ def bench(
 
 
 def _settings(shape: str, k: str, dtype: str, device: str, threads: int, compiled: bool, budget: float) -> Settings:
-    sizes = _shape(shape)
+    if not re.fullmatch(r"[1-9]\d*([x×][1-9]\d*)*", shape):
+        fail("bench", f"--shape must be positive integers joined by x, such as 4096x64; got {shape!r}")
+    sizes = tuple(map(int, re.split("[x×]", shape)))
     if dtype not in DTYPES:
         fail("bench", f"--dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
     if threads < 1:
@@ -93,21 +95,10 @@ def _settings(shape: str, k: str, dtype: str, device: str, threads: int, compile
         fail("bench", f"--device must be cpu, cuda or cuda:N; got {device!r}")
     if device != "cpu" and not torch.cuda.is_available():
         fail("bench", f"--device {device} needs a CUDA build of torch and a GPU; torch.cuda.is_available() is False")
+    count = _count(k, sizes[-1])
     return Settings(
-        shape=sizes,
-        k=_count(k, sizes[-1]),
-        dtype=DTYPES[dtype],
-        device=device,
-        threads=threads,
-        compile=compiled,
-        budget=budget,
+        shape=sizes, k=count, dtype=DTYPES[dtype], device=device, threads=threads, compile=compiled, budget=budget
     )
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    if not re.fullmatch(r"[1-9]\d*([x×][1-9]\d*)*", text):
-        fail("bench", f"--shape must be positive integers joined by x, such as 4096x64; got {text!r}")
-    return tuple(map(int, re.split("[x×]", text)))
 
 
 def _count(text: str, n: int) -> float:
@@ -145,9 +136,7 @@ def _contenders(known: dict[str, Contender], names: list[str]) -> dict[str, Cont
 
 
 def _show(report: Report) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDE)
+    console = Console(width=None if Console().is_terminal else WIDE)
     console.print(to_table(report))
     console.print(
         "Times: median (20th–80th percentile). × khot: above 1 is slower than sigmoid_topk. Memory: peak of a forward "
@@ -155,15 +144,14 @@ def _show(report: Report) -> None:
         style="dim",
     )
     for result in report.results:
-        if text := "; ".join(
-            filter(None, (result.skipped and f"skipped: {result.skipped}", result.note, *result.flags))
-        ):
-            console.print(f"{result.name}: {text}", markup=False, highlight=False)
+        said = (result.skipped and f"skipped: {result.skipped}", result.note, *result.flags)
+        if any(said):
+            console.print(f"{result.name}: {'; '.join(filter(None, said))}", markup=False, highlight=False)
 
 
 def _listing(known: dict[str, Contender]) -> Table:
-    lines = []
+    result = table(["contender", "kind", "method", "k"], [], all_left=True)
     for name, c in known.items():
         missing = f" ({c.package} is not installed)" if c.fn is None else ""
-        lines.append([name, c.kind, c.what + missing, "integer" if c.integer_k else "any"])
-    return table(["contender", "kind", "method", "k"], lines, all_left=True)
+        result.add_row(name, c.kind, c.what + missing, "integer" if c.integer_k else "any")
+    return result

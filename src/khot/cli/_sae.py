@@ -34,9 +34,7 @@ def sae(
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint, if there is one.")] = False,
     checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 250,
     array: Annotated[str | None, typer.Option(help="Which array of the file, if there are several.")] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print the metrics as JSON, and nothing else, to stdout.")
-    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON, and nothing else.")] = False,
 ) -> None:
     """Train a sparse autoencoder on activations; the result loads in SAELens.
 
@@ -52,26 +50,20 @@ def sae(
     """
     try:
         data = open_activations(activations, array)
+        count = int(k) if k.is_integer() else k
         config = SparseAutoencoderConfig(
-            d_in=data.d,
-            latents=latents,
-            k=int(k) if k.is_integer() else k,
-            kind=cast(Any, kind),
-            zipf=zipf,
-            layer_norm=layer_norm,
+            d_in=data.d, latents=latents, k=count, kind=cast(Any, kind), zipf=zipf, layer_norm=layer_norm
         )
         training = Training(selector=selector, steps=steps, batch_size=batch_size, lr=lr, seed=seed)
         check_writable(out / REPORT)
         with progress() as on_progress:
             data.crc = check_activations(data, lambda done: on_progress("checking the activations", done, data.tokens))
+
+            def on_step(point: Point, total: int) -> None:
+                on_progress(_label(point), point.step, total)
+
             result = train(
-                data,
-                config,
-                training,
-                out,
-                resume=resume,
-                checkpoint_every=checkpoint_every,
-                on_step=lambda point, total: on_progress(_label(point), point.step, total),
+                data, config, training, out, resume=resume, checkpoint_every=checkpoint_every, on_step=on_step
             )
         write(out / REPORT, report(result, activations.name, command()))
     except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
@@ -79,7 +71,10 @@ def sae(
     if json:
         typer.echo(dumps(result.metrics, indent=1, allow_nan=False))
     else:
-        _show(result.metrics, out)
+        console = Console(highlight=False)
+        console.print(table(["", "all tokens", "held out"], figures(result.metrics)))
+        console.print(verdict(result.metrics))
+        console.print(f"In {out}, for a browser {out / REPORT}.", style="dim", markup=False)
     if not result.is_complete:
         typer.echo("khot sae: interrupted; --resume continues from here.", err=True)
         raise typer.Exit(130)
@@ -87,10 +82,3 @@ def sae(
 
 def _label(point: Point) -> str:
     return f"FVU {point.fvu:.3f}  L0 {point.l0:.1f}  dead {point.dead}"
-
-
-def _show(metrics: dict[str, Any], out: Path) -> None:
-    console = Console()
-    console.print(table(["", "all tokens", "held out"], figures(metrics)))
-    console.print(verdict(metrics), highlight=False)
-    console.print(f"In {out}, for a browser {out / REPORT}.", style="dim", markup=False, highlight=False)

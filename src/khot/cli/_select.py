@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,25 +20,11 @@ if TYPE_CHECKING:
 NEXT = """\
 Next: khot select your.csv --target y -k 5 --report report.html   (your own table)
       khot tour   (what σ_k does, in a picture)"""
-
-
 STOPPING = "Stopping; the best so far will be written. Ctrl-C again stops at once and writes nothing."
 
 
-class Task(StrEnum):
-    """What the features are chosen for."""
-
-    auto = "auto"
-    classification = "classification"
-    regression = "regression"
-    reconstruction = "reconstruction"
-
-
-class Model(StrEnum):
-    """What scores the choices."""
-
-    linear = "linear"
-    forest = "forest"
+Task = StrEnum("Task", ["auto", "classification", "regression", "reconstruction"])
+Model = StrEnum("Model", ["linear", "forest"])
 
 
 def select(
@@ -60,9 +47,7 @@ def select(
     steps: Annotated[int, typer.Option(help="Largest number of training steps, of each fit.")] = 1000,
     seed: Annotated[int, typer.Option(help="The same seed gives the same choice.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else, to stdout.")] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Write report.html, selection.json and features.csv to this directory.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A folder for report.html, selection.json and features.csv.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write the report, one HTML file, here.")] = None,
 ) -> None:
     """Choose the k features that matter, and compare the choice with others.
@@ -97,21 +82,15 @@ def select(
         if steps < 1:
             raise job.TableError(f"--steps must be ≥ 1; got {steps}")
         kind = job.find_task_of(source, task)
-        for path in (report_path, *((out / name for name in ("selection.json", "features.csv")) if out else ())):
+        for path in (report_path, out and out / "selection.json", out and out / "features.csv"):
             if path is not None:
                 check_writable(path)
     except (ValueError, ModuleNotFoundError) as problem:
         fail("select", str(problem))
     with progress() as on_progress:
+        warn = partial(typer.echo, STOPPING, err=True)
         result = job.select(
-            source,
-            kind,
-            k,
-            seed=seed,
-            model=model,
-            steps=steps,
-            on_progress=on_progress,
-            on_interrupt=lambda: typer.echo(STOPPING, err=True),
+            source, kind, k, seed=seed, model=model, steps=steps, on_progress=on_progress, on_interrupt=warn
         )
     as_json = job.to_json(result, report_path)
     if report_path is not None:
@@ -136,8 +115,11 @@ def _show(result: Selection, report: Path | None) -> None:
     console.print(f"{len(source.x)} rows, {source.source}", markup=False)
     for note in source.notes:
         console.print(note, style="dim", markup=False)
-    if source.image is not None:
-        console.print(_picture(result), markup=False)
+    if source.image is not None:  # the pixels as text; chosen ones are blocks
+        height, width = source.image
+        chosen = {feature.name for feature in result.chosen}
+        cells = ["██" if name in chosen else "· " for name in source.names]
+        console.print("\n".join("".join(cells[i * width : (i + 1) * width]) for i in range(height)), markup=False)
     rows = [[escape(f.name), str(f.rank), f"{f.inclusion_probability:.3f}"] for f in result.chosen]
     console.print(table(["feature", "rank", "inclusion probability"], rows))
     if result.scores:
@@ -149,12 +131,3 @@ def _show(result: Selection, report: Path | None) -> None:
     if report is not None:
         console.print(f"Report: {report}", markup=False)
     console.print(NEXT if report is not None else "Pictures: add --report report.html", style="dim", markup=False)
-
-
-def _picture(result: Selection) -> str:
-    """Draw the pixels as text; chosen ones are blocks."""
-    assert result.table.image is not None
-    chosen = {feature.name for feature in result.chosen}
-    cells = ["██" if name in chosen else "· " for name in result.table.names]
-    width = result.table.image[1]
-    return "\n".join("".join(cells[i : i + width]) for i in range(0, len(cells), width))

@@ -31,18 +31,15 @@ class Html(str):
 
 
 Child = str | Html
+Curves = Mapping[str, Sequence[tuple[float, float]]]
 
 
 def tag(name: str, *children: Child, **attributes: object) -> Html:
-    """Make an element; `class_` becomes `class`, and `_` in the names of attributes `-`."""
-    given = "".join(f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"' for key, value in attributes.items())
+    """Make an element; `class_` becomes `class`, `_` in the names of attributes `-`, and None is left out."""
+    known = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
+    given = "".join(f' {key}="{escape(str(value))}"' for key, value in known.items())
     inside = "".join(child if isinstance(child, Html) else escape(child) for child in children)
     return Html(f"<{name}{given}>{inside}</{name}>")
-
-
-def paragraph(*children: Child) -> Html:
-    """Make a `p`."""
-    return tag("p", *children)
 
 
 def dim(*children: Child) -> Html:
@@ -52,10 +49,9 @@ def dim(*children: Child) -> Html:
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Child]], marked: Sequence[int] = ()) -> Html:
     """Make a table with names on the left and figures on the right; `marked` rows are bold."""
-    body = [
-        tag("tr", *(tag("td", cell) for cell in row), **({"class_": "mark"} if i in marked else {}))
-        for i, row in enumerate(rows)
-    ]
+    body = []
+    for i, row in enumerate(rows):
+        body.append(tag("tr", *(tag("td", cell) for cell in row), class_="mark" if i in marked else None))
     head = tag("thead", tag("tr", *(tag("th", name) for name in header)))
     return tag("div", tag("table", head, tag("tbody", *body)), class_="scroll")
 
@@ -72,14 +68,9 @@ def section(title: str, *children: Child) -> Html:
 
 def page(title: str, *children: Child, command: str, packages: Sequence[str]) -> str:
     """Make the document: one file, no network requests; it ends with the command and the versions behind it."""
-    versions = ", ".join(
-        [
-            f"khot {__version__}",
-            *(f"{name} {version(name)}" for name in packages),
-            f"Python {platform.python_version()}",
-        ]
-    )
-    again = section("To do it again", tag("pre", command), dim(versions))
+    versions = [f"khot {__version__}", *(f"{name} {version(name)}" for name in packages)]
+    versions.append(f"Python {platform.python_version()}")
+    again = section("To do it again", tag("pre", command), dim(", ".join(versions)))
     body = tag("body", tag("main", tag("h1", title), *children, again))
     head = f"{HEAD}{tag('title', title)}<style>{STYLE}</style>"
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>{body}</html>\n'
@@ -118,14 +109,7 @@ def bars(items: Sequence[Bar], *, top: float | None = None, description: str) ->
     return _svg(parts, step * len(items) + 8, description)
 
 
-def lines(
-    series: Mapping[str, Sequence[tuple[float, float]]],
-    *,
-    x_label: str,
-    y_label: str,
-    log_y: bool = False,
-    description: str,
-) -> Html:
+def lines(series: Curves, *, x_label: str, y_label: str, log_y: bool = False, description: str) -> Html:
     """Draw curves with a legend; points that are not finite, or not positive on a log scale, are left out."""
     known = {
         name: [(x, math.log10(y) if log_y else y) for x, y in points if math.isfinite(y) and (y > 0 or not log_y)]
@@ -146,8 +130,8 @@ def lines(
         x = left + (right - left) / len(known) * i
         parts += [tag("polyline", points=at, fill="none", **look), tag("line", x1=x, y1=12, x2=x + 22, y2=12, **look)]
         parts.append(_text(name, x + 27, 16))
-    parts.append(_text(x_label, right, height - 8, anchor="end", is_dim=True))
-    parts.append(_text(y_label, right, top - 8, anchor="end", is_dim=True))
+    labels = ((x_label, height - 8), (y_label, top - 8))
+    parts += [_text(label, right, y, anchor="end", is_dim=True) for label, y in labels]
     return _svg(parts, height, description)
 
 
@@ -171,12 +155,10 @@ def _svg(parts: Sequence[Html], height: float, description: str) -> Html:
     return tag("svg", *parts, viewBox=f"0 0 {WIDTH:g} {height:g}", role="img", aria_label=description)
 
 
-def _text(
-    text: str, x: float, y: float, *, anchor: str = "start", is_dim: bool = False, title: str | None = None
-) -> Html:
-    more = {"class_": "dim"} if is_dim else {}
-    hover = tag("title", title) if title and title != text else Html()
-    return tag("text", text, hover, x=round(x, 2), y=round(y, 2), text_anchor=anchor, **more)
+def _text(text: str, x: float, y: float, *, anchor: str = "start", is_dim: bool = False, title: str = "") -> Html:
+    hover = tag("title", title) if title not in ("", text) else Html()
+    look = "dim" if is_dim else None
+    return tag("text", text, hover, x=round(x, 2), y=round(y, 2), text_anchor=anchor, class_=look)
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, color: str = "var(--line)", width: float = 1.0) -> Html:

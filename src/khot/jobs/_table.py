@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,20 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}
-ROW_NUMBERS = "row numbers"
-"""The name given to a first column without one, as pandas writes its index."""
-MOST_LEVELS = 20
-"""Largest number of different strings that a column may hold and still be encoded."""
+ROW_NUMBERS = "row numbers"  # the name given to a first column without one, as pandas writes its index
+MOST_LEVELS = 20  # largest number of different strings that a column may hold and still be encoded
 LEAST_ROWS = 10
-HUGE = 1e100
-"""Squares of smaller numbers can still be summed."""
-LISTED = 5
-"""Largest number of names in a message."""
+HUGE = 1e100  # squares of smaller numbers can still be summed
+LISTED = 5  # largest number of names in a message
 
-Columns = dict[str, np.ndarray]
-"""Floats with NaN for what is missing, or strings (object) with None."""
-Image = tuple[int, int] | None
-"""Height and width, if the columns are pixels."""
+Columns = dict[str, np.ndarray]  # floats with NaN for what is missing, or strings (object) with None
+Image = tuple[int, int] | None  # height and width, if the columns are pixels
 
 
 class TableError(ValueError):
@@ -37,13 +32,10 @@ class Table(NamedTuple):
 
     source: str
     names: list[str]
-    x: np.ndarray
-    """(rows, n) float64, all finite"""
-    y: np.ndarray | None
-    """(rows), numbers or strings"""
+    x: np.ndarray  # (rows, n) float64, all finite
+    y: np.ndarray | None  # (rows), numbers or strings
     target: str | None
-    notes: list[str]
-    """What was done to the file, in sentences."""
+    notes: list[str]  # what was done to the file, in sentences
     image: Image
 
 
@@ -59,11 +51,12 @@ def read_table(path: Path, target: str | None, drop: Sequence[str] = ()) -> Tabl
     """Read a CSV, Parquet or npz file; `TableError` says in one line what is wrong with it."""
     if not path.is_file():
         raise TableError(f"{path} is {'not a file' if path.exists() else 'missing'}")
+    readers = {".csv": _csv, ".tsv": _csv, ".parquet": _parquet, ".pq": _parquet, ".npz": _npz}
     kind = path.suffix.lower()
-    if kind not in READERS:
-        raise TableError(f"{path} must end in {', '.join(READERS)}; got {path.suffix or 'no ending'}")
+    if kind not in readers:
+        raise TableError(f"{path} must end in {', '.join(readers)}; got {path.suffix or 'no ending'}")
     try:
-        columns, image = READERS[kind](path)
+        columns, image = readers[kind](path)
     except (TableError, ModuleNotFoundError):
         raise
     except Exception as problem:  # whatever a parser says of a broken file
@@ -102,13 +95,11 @@ def _csv(path: Path) -> tuple[Columns, Image]:
 
 def _parquet(path: Path) -> tuple[Columns, Image]:
     """Read with polars or pandas, whichever is installed."""
-    try:
+    with suppress(ModuleNotFoundError):
         import polars
 
         frame = polars.read_parquet(path)
         return _columns(path, frame.columns, [frame[name].to_list() for name in frame.columns]), None
-    except ModuleNotFoundError:
-        pass
     try:
         import pandas
 
@@ -143,15 +134,6 @@ def _npz(path: Path) -> tuple[Columns, Image]:
     return columns | {name: _column(a.tolist()) for name, a in arrays.items() if a.shape == (len(x),)}, image
 
 
-READERS: dict[str, Callable[[Path], tuple[Columns, Image]]] = {
-    ".csv": _csv,
-    ".tsv": _csv,
-    ".parquet": _parquet,
-    ".pq": _parquet,
-    ".npz": _npz,
-}
-
-
 def _columns(path: Path, names: Sequence[str], columns: Sequence[Sequence[Any]]) -> Columns:
     for i, name in enumerate(names):
         if not name:
@@ -163,12 +145,10 @@ def _columns(path: Path, names: Sequence[str], columns: Sequence[Sequence[Any]])
 
 def _column(values: Sequence[Any]) -> np.ndarray:
     """Return floats if all values are numbers or missing; otherwise strings."""
-    try:
+    with suppress(ValueError, TypeError):
         return np.array(values, dtype=np.float64)
-    except (ValueError, TypeError):
-        pass
-    texts = [None if value is None else str(value).strip() for value in values]
-    texts = [None if text is None or text.lower() in MISSING else text for text in texts]
+    stripped = ["" if value is None else str(value).strip() for value in values]
+    texts = [None if text.lower() in MISSING else text for text in stripped]
     if {text.lower() for text in texts if text is not None} <= {"true", "false"}:
         return np.array([np.nan if text is None else float(text.lower() == "true") for text in texts])
     try:
@@ -208,14 +188,13 @@ def _check_columns(columns: Columns) -> None:
         raise TableError(f"{_names(empty)} no values; leave out with --drop")
     if huge := [n for n, column in columns.items() if n not in strings and (np.abs(column) >= HUGE).any()]:
         raise TableError(f"{_names(huge)} values of {HUGE:g} or more; leave out with --drop, or rescale")
-    if commas := [name for name, column in strings.items() if _has_commas(column)]:
+    decimal = re.compile(r"[+-]?\d+,\d+")
+    if commas := [name for name, column in strings.items() if all(decimal.fullmatch(v) for v in column if v)]:
         raise TableError(f"{_names(commas)} numbers with decimal commas; write them with points")
     levels = {name: len(set(column) - {None}) for name, column in strings.items()}
     if wide := [name for name, count in levels.items() if count > MOST_LEVELS]:
-        raise TableError(
-            f"{_names(wide)} too many different strings ({wide[0]!r}: {levels[wide[0]]}; {MOST_LEVELS} can be "
-            "encoded); leave out with --drop, or turn into numbers"
-        )
+        got = f"too many different strings ({wide[0]!r}: {levels[wide[0]]}; {MOST_LEVELS} can be encoded)"
+        raise TableError(f"{_names(wide)} {got}; leave out with --drop, or turn into numbers")
 
 
 def _features(columns: Columns, notes: list[str]) -> tuple[list[str], np.ndarray]:
@@ -253,10 +232,6 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _has_commas(column: np.ndarray) -> bool:
-    return all(re.fullmatch(r"[+-]?\d+,\d+", value) for value in column if value is not None)
 
 
 def _names(names: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..sae import Point, Run
-from ._page import Bar, Html, bars, dim, figure, lines, page, paragraph, section, table, tag
+from ._page import Bar, Html, bars, dim, figure, lines, page, section, table, tag
 
 REPORT = "report.html"
 FIGURES = {
@@ -26,10 +26,19 @@ KINDS = {
 def report(result: Run, source: str, command: str) -> str:
     """Make the page; `source` is the name of the file of activations, `command` what the user typed."""
     metrics, run = result.metrics, result.metrics["run"]
+    how = (
+        f"{run['tokens']} tokens, {metrics['steps']} steps of {run['batch_size']}. Selected: {KINDS[run['kind']]}; "
+        f"in training, {run['selector']}."
+    )
+    summary = [tag("p", how), tag("p", verdict(metrics))]
+    if not metrics["complete"]:
+        summary.append(tag("p", tag("strong", "Cut short"), f" after {metrics['steps']} of {run['steps']} steps."))
+    low, middle, high = (metrics["l0_percentiles"][p] for p in ("5", "50", "95"))
+    note = f"L0 is {low} to {high} for nine tokens in ten, {middle} in the middle; of {metrics['tokens']} tokens."
     return page(
         f"{run['d_in']} → {run['latents']}, k = {run['k']:g}: {source}",
-        *_summary(metrics),
-        section("How good it is", *_figures(metrics)),
+        *summary,
+        section("How good it is", table(["", "all tokens", "held out"], figures(metrics)), dim(note)),
         section("What is active", *_densities(metrics)),
         section("How it went", *_curves(result.curve)),
         command=command,
@@ -49,37 +58,18 @@ def verdict(metrics: dict[str, Any]) -> str:
 
 def figures(metrics: dict[str, Any]) -> list[list[str]]:
     """Return rows of a table: what a figure is, its value for all tokens, and for those held out."""
-    of = (metrics, metrics["held_out"] or {})
-    return [[what, *(_short(values.get(name)) for values in of)] for name, what in FIGURES.items()]
-
-
-def _short(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"
-
-
-def _summary(metrics: dict[str, Any]) -> list[Html]:
-    run = metrics["run"]
-    how = (
-        f"{run['tokens']} tokens, {metrics['steps']} steps of {run['batch_size']}. Selected: {KINDS[run['kind']]}; "
-        f"in training, {run['selector']}."
-    )
-    parts = [paragraph(how), paragraph(verdict(metrics))]
-    if not metrics["complete"]:
-        parts.append(paragraph(tag("strong", "Cut short"), f" after {metrics['steps']} of {run['steps']} steps."))
-    return parts
-
-
-def _figures(metrics: dict[str, Any]) -> list[Html]:
-    low, middle, high = (metrics["l0_percentiles"][p] for p in ("5", "50", "95"))
-    note = f"L0 is {low} to {high} for nine tokens in ten, {middle} in the middle; of {metrics['tokens']} tokens."
-    return [table(["", "all tokens", "held out"], figures(metrics)), dim(note)]
+    rows = []
+    for name, what in FIGURES.items():
+        values = [of.get(name) for of in (metrics, metrics["held_out"] or {})]
+        rows.append([what, *("–" if value is None else f"{value:.4g}" for value in values)])
+    return rows
 
 
 def _densities(metrics: dict[str, Any]) -> list[Html]:
     edges, counts = metrics["density_histogram"]["log10_edges"], metrics["density_histogram"]["latents"]
     known = [i for i, count in enumerate(counts) if count]
     if not known:
-        return [paragraph("No latent was active.")]
+        return [tag("p", "No latent was active.")]
     items = [
         Bar(f"{10 ** edges[i]:.1e} to {10 ** edges[i + 1]:.1e}", counts[i], is_marked=True, text=str(counts[i]))
         for i in range(known[0], known[-1] + 1)
@@ -90,7 +80,7 @@ def _densities(metrics: dict[str, Any]) -> list[Html]:
 
 def _curves(curve: list[Point]) -> list[Html]:
     if not curve:
-        return [paragraph("It was not begun.")]
+        return [tag("p", "It was not begun.")]
     unexplained = {"FVU of the batch": [(p.step, p.fvu) for p in curve]}
     dead = {"dead latents": [(p.step, p.dead) for p in curve]}
     return [

@@ -1,4 +1,7 @@
-"""The job of `khot select`: choose features, compare the choice with others, and record the result."""
+"""The job of `khot select`: choose features, compare the choice with others, and record the result.
+
+Choices are compared by cross-validated scores of one plain model on what each chooses.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +9,38 @@ import csv
 import io
 import json
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from sklearn.base import clone
+from sklearn.decomposition import PCA
+from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.feature_selection import RFE, SelectFromModel, SelectKBest, f_classif, f_regression
+from sklearn.linear_model import Lasso, LogisticRegression, Ridge
+from sklearn.model_selection import KFold, StratifiedKFold
+from sklearn.pipeline import Pipeline
+from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
 from .._interrupts import interruptible
 from ..sklearn import KHotSelector, find_task
-from ._compare import AFFORDABLE, compare
-from ._compare import Score as Score
-from ._compare import methods as methods
-from ._compare import plain_model as plain_model
 from ._table import Table as Table
 from ._table import TableError as TableError
 from ._table import digits as digits
 from ._table import read_table as read_table
 
-Progress = Callable[[str, int, int], None]
-"""Called with a label, the work done so far, and all of it."""
+FOLDS = 5
+RANDOM_CHOICES = 5
+RFE_FITS = 25  # about how many times RFE fits a model
+AFFORDABLE = 2e6  # largest number of cells of a table for which RFE is run
 
 
 class Feature(NamedTuple):
@@ -37,6 +49,14 @@ class Feature(NamedTuple):
     name: str
     rank: int
     inclusion_probability: float
+
+
+class Score(NamedTuple):
+    """The mean and standard deviation over folds, and each fold; the folds are the same for all methods."""
+
+    mean: float
+    std: float
+    folds: tuple[float, ...]  # means over several choices, if a method makes several
 
 
 @dataclass
@@ -48,8 +68,7 @@ class Selection:
     k: int
     seed: int
     model: str
-    features: list[Feature] = field(default_factory=list)
-    """All of them, the best first; the first k are chosen."""
+    features: list[Feature] = field(default_factory=list)  # all of them, the best first; the first k are chosen
     history: list[dict[str, float]] = field(default_factory=list)
     scores: dict[str, Score] = field(default_factory=dict)
     is_complete: bool = False
@@ -87,12 +106,12 @@ def select(
     seed: int = 0,
     model: str = "linear",
     steps: int = 1000,
-    on_progress: Progress = lambda label, done, total: None,
+    on_progress: Callable[[str, int, int], None] = lambda label, done, total: None,
     on_interrupt: Callable[[], None] = lambda: None,
 ) -> Selection:
     """Choose k features, then compare the choice with others. Ctrl-C calls `on_interrupt` and keeps the best so far.
 
-    One thread: the matrices are small, and threads would wait for one another.
+    `on_progress` is called with a label, the work done so far, and all of it.
     """
     if table.x.size > AFFORDABLE and task != "reconstruction":
         table.notes.append("RFE was left out of the comparison: the table is too large for it.")
@@ -125,6 +144,7 @@ def select(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
+    """Use one thread: the matrices are small, and threads would wait for one another."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -134,15 +154,115 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def _random_scores(x: np.ndarray, y: Any = None, *, seed: int) -> np.ndarray:
+    """Score features by their places in a random order, the first the highest."""
+    return -np.argsort(np.random.default_rng(seed).permutation(x.shape[1]))
+
+
+def plain_model(task: str, kind: str, seed: int) -> Any:
+    """Return the model that scores all choices: logistic or ridge regression, or a random forest."""
+    is_class = task == "classification"
+    if kind == "forest":
+        forest = RandomForestClassifier if is_class else RandomForestRegressor
+        return forest(n_estimators=100, min_samples_leaf=2, random_state=seed, n_jobs=1)
+    return LogisticRegression(max_iter=1000) if is_class else Ridge()
+
+
+def methods(task: str, k: int, shape: tuple[int, int], seed: int, steps: int = 1000) -> dict[str, list[Any]]:
+    """Return the affordable ways to choose k features for a task, by name; several of one name are averaged."""
+    result: dict[str, list[Any]] = {
+        "khot": [KHotSelector(k, task=task, max_steps=steps, random_state=seed)],
+        "all features": ["passthrough"],
+        "random": [SelectKBest(partial(_random_scores, seed=seed + i), k=k) for i in range(RANDOM_CHOICES)],
+    }
+    if task == "reconstruction":
+        return result | {"PCA, not a choice": [PCA(min(k, *shape), random_state=seed)]}
+    if task == "classification":
+        f_score = f_classif
+        sparse = LogisticRegression(l1_ratio=1, solver="saga", C=0.1, max_iter=100, random_state=seed)
+    else:
+        f_score, sparse = f_regression, Lasso(alpha=0.01)
+    result["SelectKBest"] = [SelectKBest(f_score, k=k)]
+    result["L1"] = [SelectFromModel(sparse, max_features=k, threshold=-np.inf)]
+    if shape[0] * shape[1] <= AFFORDABLE and k < shape[1]:
+        step = max(1, (shape[1] - k) // RFE_FITS)
+        result["RFE"] = [RFE(plain_model(task, "linear", seed), n_features_to_select=k, step=step)]
+    return result
+
+
+def compare(
+    x: np.ndarray,
+    y: np.ndarray | None,
+    task: str,
+    k: int,
+    *,
+    seed: int = 0,
+    model: str = "linear",
+    steps: int = 1000,
+    on_fold: Callable[[str, int, int], bool | None] = lambda name, done, total: None,
+) -> Iterator[tuple[str, Score]]:
+    """Yield each method with its score: accuracy, or R² of the target or of all features.
+
+    Methods choose anew in every fold, on the rows that are not scored. One that fails has no score. Stops if
+    `on_fold`, which is called with the method and the folds done and in all, returns True.
+    """
+    if task == "regression" and y is not None:
+        y = (y - y.mean()) / (y.std() or 1)  # R² does not see it, penalties do
+    folds = KFold(FOLDS, shuffle=True, random_state=0)
+    if task == "classification" and y is not None:
+        largest = int(np.unique(y, return_counts=True)[1].max())  # rows of the most frequent class
+        folds = StratifiedKFold(max(2, min(FOLDS, largest)), shuffle=True, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        warnings.simplefilter("ignore", RuntimeWarning)  # F scores of constant columns
+        warnings.filterwarnings("ignore", message="(?s)Features .* are constant|The least populated class")
+        parts = list(folds.split(x, y))
+        candidates = methods(task, k, x.shape, seed, steps)
+        total, done, stopped = len(parts) * sum(map(len, candidates.values())), 0, False
+
+        def watch(entry: dict[str, float] | None = None) -> bool:
+            nonlocal stopped
+            stopped = stopped or bool(on_fold(name, done, total))
+            return stopped
+
+        for selector in candidates.get("khot", ()):
+            selector.callback = watch  # it takes the longest
+        for name, selectors in candidates.items():
+            scores = []
+            for selector in selectors:
+                scored = ("model", plain_model(task, model, seed))
+                pipe = Pipeline([("scale", StandardScaler()), ("select", selector), scored])
+                for train, test in parts:
+                    if not watch():
+                        scores.append(_score(clone(pipe), x, y, train, test))
+                    if stopped:
+                        return
+                    done += 1
+            each = np.array(scores).reshape(-1, len(parts))
+            yield name, Score(float(each.mean()), float(each.std()), tuple(each.mean(0).tolist()))
+
+
+def _score(pipe: Pipeline, x: np.ndarray, y: np.ndarray | None, train: np.ndarray, test: np.ndarray) -> float:
+    if y is not None:
+        try:
+            return float(pipe.fit(x[train], y[train]).score(x[test], y[test]))
+        except ValueError:  # such as a constant column in this part, or one class
+            return float("nan")
+    scaler = StandardScaler().fit(x[train])
+    wanted = scaler.transform(x[test])
+    error = pipe.fit(x[train], scaler.transform(x[train])).predict(x[test]) - wanted
+    return float(1 - (error**2).sum() / (wanted**2).sum())  # of all columns together: some are constant in a part
+
+
 def to_json(selection: Selection, report: Path | None) -> str:
     """Return what `--json` prints; a score that is not finite becomes null, because JSON has no NaN."""
-    scores = {
-        name: {key: value if math.isfinite(value) else None for key, value in (("mean", s.mean), ("std", s.std))}
-        for name, s in selection.scores.items()
-    }
+
+    def known(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
     record = {
         "selected": [feature._asdict() for feature in selection.chosen],
-        "scores": scores,
+        "scores": {name: {"mean": known(s.mean), "std": known(s.std)} for name, s in selection.scores.items()},
         "task": selection.task,
         "k": selection.k,
         "seed": selection.seed,

@@ -6,24 +6,22 @@ import math
 
 import numpy as np
 
-from ._page import Bar, Html, bars, dim, figure, lines, page, paragraph, pixels, section, table, tag
+from ._page import Bar, Html, bars, dim, figure, lines, page, pixels, section, table, tag
 from .select import Score, Selection
 
-SHOWN = 30
-"""Largest number of features in the picture."""
+SHOWN = 30  # largest number of features in the picture
 MEASURES = {"classification": "accuracy", "regression": "R²", "reconstruction": "R² of all features"}
-LINEAR = {
-    "classification": "logistic regression",
-    "regression": "ridge regression",
-    "reconstruction": "ridge regression",
-}
 
 
 def report(s: Selection, command: str) -> str:
     """Make the page; `command` is what the user typed."""
+    target = f", to predict {s.table.target}" if s.task != "reconstruction" else ", to reconstruct all of them"
+    summary = [tag("p", f"{s.task.capitalize()}: {len(s.table.x)} rows, {len(s.features)} features{target}.")]
+    if not s.is_complete:
+        summary.append(tag("p", tag("strong", "Cut short"), ": this is the best so far."))
     return page(
         f"{s.k} of {len(s.features)} features: {s.table.source}",
-        *_summary(s),
+        *(summary + [dim(note) for note in s.table.notes]),
         section("What was chosen", *_chosen(s)),
         section("Against other choices", *_comparison(s)),
         section("How it went", *_training(s)),
@@ -44,14 +42,12 @@ def verdict(s: Selection) -> str:
     if rivals:
         name = max(rivals, key=lambda name: rivals[name].mean)
         mean, error = _difference(known["khot"], rivals[name])
-        told = f"{abs(mean):.3f} ± {error:.3f}"
-        if abs(mean) <= 2 * error or mean == 0:
-            first = "khot" if mean > 0 else name
-            said.append(
-                f"khot's choice and {name}'s cannot be told apart: {first}'s is ahead by {told}, fold by fold."
-                if mean
-                else f"khot's choice and {name}'s score the same."
-            )
+        told, first = f"{abs(mean):.3f} ± {error:.3f}", "khot" if mean > 0 else name
+        if mean == 0:
+            said.append(f"khot's choice and {name}'s score the same.")
+        elif abs(mean) <= 2 * error:
+            tie = f"khot's choice and {name}'s cannot be told apart"
+            said.append(f"{tie}: {first}'s is ahead by {told}, fold by fold.")
         elif mean > 0:
             said.append(f"khot's choice is ahead of the best other one, {name}'s, by {told}.")
         else:
@@ -73,30 +69,17 @@ def _difference(a: Score, b: Score) -> tuple[float, float]:
 
 def measure(s: Selection) -> str:
     """Name what the scores measure."""
-    return f"{MEASURES[s.task]} of {LINEAR[s.task] if s.model == 'linear' else 'a random forest'}"
-
-
-def _summary(s: Selection) -> list[Html]:
-    rows = len(s.table.x)
-    target = f", to predict {s.table.target}" if s.task != "reconstruction" else ", to reconstruct all of them"
-    parts = [paragraph(f"{s.task.capitalize()}: {rows} rows, {len(s.features)} features{target}.")]
-    if not s.is_complete:
-        parts.append(paragraph(tag("strong", "Cut short"), ": this is the best so far."))
-    return parts + [dim(note) for note in s.table.notes]
+    linear = "logistic regression" if s.task == "classification" else "ridge regression"
+    return f"{MEASURES[s.task]} of {linear if s.model == 'linear' else 'a random forest'}"
 
 
 def _chosen(s: Selection) -> list[Html]:
     parts = []
     if s.table.image is not None:
-        place = {name: i for i, name in enumerate(s.table.names)}
-        values, chosen = np.zeros(len(place)), np.zeros(len(place), dtype=bool)
-        for feature in s.features:
-            values[place[feature.name]] = feature.inclusion_probability
-            chosen[place[feature.name]] = feature.rank <= s.k
-        shape = s.table.image
-        picture = pixels(
-            values.reshape(shape).tolist(), chosen.reshape(shape).tolist(), description="the chosen pixels"
-        )
+        known = {feature.name: feature for feature in s.features}
+        values = np.array([known[name].inclusion_probability for name in s.table.names]).reshape(s.table.image)
+        chosen = np.array([known[name].rank <= s.k for name in s.table.names]).reshape(s.table.image)
+        picture = pixels(values.tolist(), chosen.tolist(), description="the chosen pixels")
         parts.append(figure(picture, "The chosen pixels are framed; the darker, the more probable."))
     shown = s.features[:SHOWN]
     items = [Bar(f.name, f.inclusion_probability, 0.0, f.rank <= s.k) for f in shown]
@@ -110,21 +93,16 @@ def _chosen(s: Selection) -> list[Html]:
 
 def _comparison(s: Selection) -> list[Html]:
     if not s.scores:
-        return [paragraph("It was not begun.")]
+        return [tag("p", "It was not begun.")]
     items = [Bar(name, score.mean, score.std, name == "khot") for name, score in s.scores.items()]
     rows = [[name, f"{score.mean:.3f}", f"{score.std:.3f}"] for name, score in s.scores.items()]
+    marked = [i for i, name in enumerate(s.scores) if name == "khot"]
     what = measure(s)
+    caption = f"{what[0].upper()}{what[1:]}, cross-validated; nothing is drawn below 0."
     return [
-        paragraph(verdict(s)),
-        figure(
-            bars(items, description="scores of the methods"),
-            f"{what[0].upper()}{what[1:]}, cross-validated; nothing is drawn below 0.",
-        ),
-        table(
-            ["features by", "mean", "standard deviation"],
-            rows,
-            marked=[i for i, r in enumerate(rows) if r[0] == "khot"],
-        ),
+        tag("p", verdict(s)),
+        figure(bars(items, description="scores of the methods"), caption),
+        table(["features by", "mean", "standard deviation"], rows, marked),
         dim("Each method chooses anew in every fold, on the rows that are not scored; the model is the same for all."),
     ]
 

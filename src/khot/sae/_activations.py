@@ -20,10 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-NUMPY = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "BF16": "<u2"}
-"""safetensors' names of floating types. numpy has no bfloat16, so its bits are read as integers."""
-ROWS = 2**14
-"""Number of rows read at a time in a pass over all of them."""
+NUMPY = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "BF16": "<u2"}  # bfloat16, which numpy lacks, as bits in integers
+ROWS = 2**14  # number of rows read at a time in a pass over all of them
 
 
 @dataclass(eq=False)
@@ -121,7 +119,7 @@ def _npy(path: Path, name: str | None) -> Activations:
     if name is not None:
         raise ValueError(f"{path} must be opened without the name of an array, a .npy file holding one; got {name!r}")
     with path.open("rb") as file:
-        return Activations(_map(path, *_header(path, file)))
+        return _npy_at(path, file)
 
 
 def _npz(path: Path, name: str | None) -> Activations:
@@ -129,7 +127,10 @@ def _npz(path: Path, name: str | None) -> Activations:
         members = {m.filename.removesuffix(".npy"): m for m in archive.infolist() if m.filename.endswith(".npy")}
         member = members[_one(path, list(members), name)]
         if member.compress_type == zipfile.ZIP_STORED:
-            return Activations(_inside(path, member.header_offset))
+            with path.open("rb") as file:
+                file.seek(member.header_offset + 26)  # there stand the lengths of its name and of its extra
+                file.seek(sum(struct.unpack("<HH", file.read(4))), 1)
+                return _npy_at(path, file)
         copy = tempfile.NamedTemporaryFile(suffix=".npy")  # noqa: SIM115 (it lives as long as the array)
         with archive.open(member) as source:
             shutil.copyfileobj(source, copy, 2**24)
@@ -137,16 +138,8 @@ def _npz(path: Path, name: str | None) -> Activations:
         return replace(_npy(Path(copy.name), None), keeps=copy)
 
 
-def _inside(path: Path, offset: int) -> np.memmap[Any, Any]:
-    """Map an uncompressed .npy within an archive. Byte 26 of its header gives the lengths of its name and extra."""
-    with path.open("rb") as file:
-        file.seek(offset + 26)
-        file.seek(sum(struct.unpack("<HH", file.read(4))), 1)
-        return _map(path, *_header(path, file))
-
-
-def _header(path: Path, file: BinaryIO) -> tuple[Any, int, tuple[int, ...], str]:
-    """Read the dtype, offset, shape and order of the array whose .npy begins here."""
+def _npy_at(path: Path, file: BinaryIO) -> Activations:
+    """Map the array whose .npy begins where the file stands."""
     try:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -155,7 +148,7 @@ def _header(path: Path, file: BinaryIO) -> tuple[Any, int, tuple[int, ...], str]
         raise OSError(str(error)) from None
     if dtype.kind != "f" or dtype.itemsize > 8:
         raise ValueError(f"{path} must hold floats of at most 64 bits; got {dtype}")
-    return dtype, file.tell(), shape, "F" if is_fortran else "C"
+    return Activations(_map(path, dtype, file.tell(), shape, "F" if is_fortran else "C"))
 
 
 def _safetensors(path: Path, name: str | None) -> Activations:

@@ -19,8 +19,7 @@ from ._activations import ROWS, Activations
 from ._training import HELD_OUT, Point, Trainer, Training
 
 CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.json"
-MOST = 2**17
-"""Largest number of tokens that the metrics are measured on."""
+MOST = 2**17  # largest number of tokens that the metrics are measured on
 
 
 class Run(NamedTuple):
@@ -70,9 +69,8 @@ def train(
     try:
         import safetensors.torch  # noqa: F401 (missing: say so before the long work)
     except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "`khot.sae.train` keeps weights in safetensors files: pip install 'khot[sae]'", name="safetensors"
-        ) from None
+        fix = "`khot.sae.train` keeps weights in safetensors files: pip install 'khot[sae]'"
+        raise ModuleNotFoundError(fix, name="safetensors") from None
     folder = Path(folder)
     trainer = Trainer(data, config, training)
     if _prepare(folder, trainer, resume):
@@ -126,10 +124,7 @@ def _finish(folder: Path, trainer: Trainer) -> Run:
 
 def _finite(metrics: dict[str, Any]) -> dict[str, Any]:
     """Replace what is not finite, such as the FVU of one held-out row, by None: JSON has no NaN."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in metrics.items()
-    }
+    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in metrics.items()}
 
 
 def _prepare(folder: Path, trainer: Trainer, resume: bool) -> bool:
@@ -138,32 +133,33 @@ def _prepare(folder: Path, trainer: Trainer, resume: bool) -> bool:
     Raises FileExistsError if the folder holds another run.
     """
     checkpoint, new = folder / CHECKPOINT, trainer.description()
+    step, tensors, is_complete = 0, None, False
     if checkpoint.exists():
-        tensors, (step, old) = read_tensors(checkpoint), _metadata(checkpoint)
-        _check_same(folder, old, new, resume)
-        trainer.restore(step, tensors)
-        return False
-    if not any((folder / name).exists() for name in (CONFIG, WEIGHTS, METRICS)):
-        return False
-    try:
-        metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
-        old, is_complete = metrics["run"], metrics["complete"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise FileExistsError(
-            f"{folder} holds an autoencoder that is not of `khot sae`: choose another folder"
-        ) from None
-    _check_same(folder, old, new, resume)
-    return bool(is_complete)
+        from safetensors import safe_open
 
-
-def _check_same(folder: Path, old: dict[str, Any], new: dict[str, Any], resume: bool) -> None:
-    differences = [
-        f"{key} {old.get(key)}, not {new.get(key)}" for key in {**new, **old} if old.get(key) != new.get(key)
-    ]
-    if differences:
-        raise FileExistsError(f"{folder} holds a run with {'; '.join(differences[:4])}: choose another folder")
+        tensors = read_tensors(checkpoint)
+        with safe_open(checkpoint, "pt") as file:
+            about = file.metadata() or {}
+        if not {"step", "run"} <= set(about):
+            raise ValueError(f"{checkpoint} must be a checkpoint of `khot sae`; got another safetensors file")
+        step, old = int(about["step"]), json.loads(about["run"])
+    elif any((folder / name).exists() for name in (CONFIG, WEIGHTS, METRICS)):
+        try:
+            metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+            old, is_complete = metrics["run"], bool(metrics["complete"])
+        except (OSError, ValueError, KeyError, TypeError):
+            what = "an autoencoder that is not of `khot sae`"
+            raise FileExistsError(f"{folder} holds {what}: choose another folder") from None
+    else:
+        return False
+    if changed := [key for key in {**new, **old} if old.get(key) != new.get(key)]:
+        said = "; ".join(f"{key} {old.get(key)}, not {new.get(key)}" for key in changed[:4])
+        raise FileExistsError(f"{folder} holds a run with {said}: choose another folder")
     if not resume:
         raise FileExistsError(f"{folder} holds this run already: resume it, or choose another folder")
+    if tensors is not None:
+        trainer.restore(step, tensors)
+    return is_complete
 
 
 def _checkpoint(folder: Path, trainer: Trainer) -> None:
@@ -171,14 +167,3 @@ def _checkpoint(folder: Path, trainer: Trainer) -> None:
         raise trainer.diverged()
     about = {"step": str(trainer.step), "run": json.dumps(trainer.description())}
     write_tensors(folder / CHECKPOINT, trainer.state(), about)
-
-
-def _metadata(path: Path) -> tuple[int, dict[str, Any]]:
-    """Read the step and the description of the run from a checkpoint."""
-    from safetensors import safe_open
-
-    with safe_open(path, "pt") as file:
-        about = file.metadata() or {}
-    if not {"step", "run"} <= set(about):
-        raise ValueError(f"{path} must be a checkpoint of `khot sae`; got another safetensors file")
-    return int(about["step"]), json.loads(about["run"])

@@ -17,16 +17,11 @@ from .. import _check
 from ..nn import SparseAutoencoder, SparseAutoencoderConfig, selectors
 from ._activations import Activations
 
-POINTS = 1000
-"""Largest number of points in the training curve."""
-SAMPLES = 2**13
-"""Number of rows from which the initial weights are taken."""
-HELD_OUT = 16
-"""One row in every `HELD_OUT` is not trained on: the last of each group."""
-EPSILON = 6.25e-10
-"""Adam's ε, for gradients as small as those of a mean over many tokens and latents."""
-LARGEST_RATE = 1e30
-"""Adam raises where its step exceeds float32."""
+POINTS = 1000  # largest number of points in the training curve
+SAMPLES = 2**13  # number of rows from which the initial weights are taken
+HELD_OUT = 16  # one row in so many is not trained on: the last of each group
+EPSILON = 6.25e-10  # Adam's ε, for gradients as small as those of a mean over many tokens and latents
+LARGEST_RATE = 1e30  # Adam raises where its step exceeds float32
 
 
 class Recipe(NamedTuple):
@@ -66,8 +61,8 @@ class Training:
 
     def __post_init__(self) -> None:
         _check.one_of("selector", self.selector, tuple(RECIPES))
-        for name in ("steps", "batch_size"):
-            _check.at_least(name, getattr(self, name), 1)
+        _check.at_least("steps", self.steps, 1)
+        _check.at_least("batch_size", self.batch_size, 1)
         _check.at_least("seed", self.seed, 0)
         _check.above("lr", self.lr, 0)
         if self.lr > LARGEST_RATE:
@@ -136,8 +131,8 @@ class Trainer:
         sae.normalize_decoder()
         self.step += 1
         l0 = float((out.code.values > 0).sum()) / self.batch_size
-        figures = (float(out.loss.detach()), float(out.fvu.detach()), l0, int(sae.dead().sum()), float(sae.temperature))
-        point = Point(self.step, *figures)
+        loss, fvu, dead = float(out.loss.detach()), float(out.fvu.detach()), int(sae.dead().sum())
+        point = Point(self.step, loss, fvu, l0, dead, float(sae.temperature))
         if self.step % max(1, t.steps // POINTS) == 0 or self.step == t.steps:
             self.curve.append(point)
         return point
@@ -159,14 +154,11 @@ class Trainer:
         model = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
         self.sae.load_state_dict(model)
         moments: dict[int, dict[str, Tensor]] = {}
-        for i, p in enumerate(self.sae.parameters()):  # with the memory layout of their parameter
-            names = {key: f"adam.{i}.{key}" for key in ("step", "exp_avg", "exp_avg_sq")}
-            moments[i] = {
-                key: tensors[name] if key == "step" else torch.empty_like(p).copy_(tensors[name])
-                for key, name in names.items()
-                if name in tensors  # not before the first step
-            }
-        self.adam.load_state_dict({**self.adam.state_dict(), "state": {i: m for i, m in moments.items() if m}})
+        for i, p in enumerate(self.sae.parameters()):
+            if f"adam.{i}.step" in tensors:  # not before the first step
+                mean, square = (torch.empty_like(p).copy_(tensors[f"adam.{i}.exp_avg{of}"]) for of in ("", "_sq"))
+                moments[i] = {"step": tensors[f"adam.{i}.step"], "exp_avg": mean, "exp_avg_sq": square}
+        self.adam.load_state_dict({**self.adam.state_dict(), "state": moments})
         self.curve = [Point(int(s), loss, fvu, l0, int(n), t) for s, loss, fvu, l0, n, t in tensors["curve"].tolist()]
         self.step = step
 
