@@ -19,7 +19,7 @@ DOCUMENTED = {
     "constraints": {"capped_simplex", "k_hot", "SigmoidTopKTransform"},
     "metrics": {"chamfer_cosine"},
     "boosts": {"Boost", "double_exp", "linear"},
-    "testing": {"check_design", "check_estimator", "check_relaxation"},
+    "testing": {"SCORE_KINDS", "check_design", "check_estimator", "check_relaxation", "score_vector"},
 }
 FRONT_DOOR = {
     "designs": {

@@ -4,17 +4,6 @@ from ._loss import minimum_variance_baseline, reinmax, rloo, score_function, tay
 from ._loss import takes_objective as takes_objective
 from ._surrogate import AdaptiveStep, imle, relaxed, simple, stochastic_times_smooth, straight_through_sample, xie_ermon
 
-__all__ = [
-    "AdaptiveStep",
-    "imle",
-    "minimum_variance_baseline",
-    "reinmax",
-    "relaxed",
-    "rloo",
-    "score_function",
-    "simple",
-    "stochastic_times_smooth",
-    "straight_through_sample",
-    "taylor_control_variate",
-    "xie_ermon",
-]
+__all__ = ["minimum_variance_baseline", "reinmax", "rloo", "score_function", "taylor_control_variate"]
+__all__ += ["AdaptiveStep", "imle", "relaxed", "simple", "xie_ermon"]
+__all__ += ["stochastic_times_smooth", "straight_through_sample"]

@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from torch.autograd.function import once_differentiable
 
 from .. import _check, _torch, ops
-from .._math import noise, successive
+from .._math import noise, select
 from ..designs import ConditionalPoisson, Design
 from ..relaxations import hard_topk, sigmoid_topk, straight_through
 
@@ -120,7 +120,7 @@ def xie_ermon(
     sizes = torch.as_tensor(design.k).unique()
     if len(sizes) != 1 or sizes[0] != sizes[0].round():
         raise NotImplementedError(f"All rows must have the same integer k for `xie_ermon`; got {sizes.tolist()}.")
-    return successive.softmaxes(_perturbed(design, sample_shape, generator), int(sizes[0]), temperature)
+    return select.softmaxes(_perturbed(design, sample_shape, generator), int(sizes[0]), temperature)
 
 
 def stochastic_times_smooth(
