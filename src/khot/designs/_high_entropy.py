@@ -24,7 +24,7 @@ MOST_DRAWN = 12  # the largest k for which `Brewer` has probabilities of subsets
 
 
 class _OfTheta(torch.autograd.Function):
-    """A function of (θ, k) that saves both for its derivatives in θ."""
+    """A function of (θ, k) that saves both for its derivatives in θ; of several outputs, the first has one."""
 
     generate_vmap_rule = True
 
@@ -32,19 +32,16 @@ class _OfTheta(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Any) -> None:
         ctx.save_for_backward(*inputs)
         ctx.save_for_forward(*inputs)
+        if isinstance(output, tuple):
+            ctx.mark_non_differentiable(*output[1:])
 
 
 class _LogNormaliser(_OfTheta):
-    """log e_k(e^θ) (…), with z (…, n) and log P(S = k) (…) of the same solve, which have no derivative."""
+    """log e_k(e^θ) (…), with z (…, n) and log P(S = k) (…) of the same solve."""
 
     @staticmethod
     def forward(theta: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return natural.log_normaliser(theta, k, ops.sigmoid_margins)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Any) -> None:
-        _OfTheta.setup_context(ctx, inputs, output)
-        ctx.mark_non_differentiable(*output[1:])
 
     @staticmethod
     def backward(ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor, None]:

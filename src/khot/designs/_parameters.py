@@ -14,7 +14,7 @@ from .. import _check, ops
 from .._torch import forward_level
 from ..relaxations import sigmoid_topk
 
-PER_ROW, PER_ITEM = {"k", "temperature"}, {"_given", "_permutation"}  # what `expand` expands, where it is a tensor
+PER_ROW, PER_ITEM = ("k", "temperature"), ("_given", "_permutation")  # what `expand` expands, where it is a tensor
 
 
 class Parameters(Distribution):
@@ -130,9 +130,8 @@ class Parameters(Distribution):
         new: Self = type(self).__new__(type(self)) if _instance is None else _instance
         shape = torch.Size(batch_shape)
         new.__dict__.update(self.__dict__)
-        for name in self.__dict__.keys() & (PER_ROW | PER_ITEM):
-            value = self.__dict__[name]
-            if isinstance(value, Tensor):
+        for name in (*PER_ROW, *PER_ITEM):
+            if isinstance(value := self.__dict__.get(name), Tensor):
                 new.__dict__[name] = value.expand(shape) if name in PER_ROW else value.expand(*shape, -1)
         new._kept = {name: (versions, t.expand(*shape, -1)) for name, (versions, t) in self._kept.items()}
         new._batch_shape = shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -166,34 +166,35 @@ class Laws:
 
     def frequencies(self) -> None:
         """Samples have the probabilities of items, pairs and subsets that are said, and are independent."""
-        seen = self._counted()
-        n = len(seen.pairs)
+        pairs, subsets, successive, steps = self._counted()
+        n = len(pairs)
         mean = self.design.mean.to(torch.float64)
         cells = n + n + n * (n - 1) // 2 + 1
-        _compare(seen.pairs.diagonal(), self.draws, mean, cells, "an inclusion probability")
+        _compare(pairs.diagonal(), self.draws, mean, cells, "an inclusion probability")
         if (joint := _if_offered(self.design.joint_probs)) is not None:
             upper = torch.triu_indices(n, n, 1).unbind()
-            _compare(seen.pairs[upper], self.draws, joint.to(torch.float64)[upper], cells, "a joint probability")
+            _compare(pairs[upper], self.draws, joint.to(torch.float64)[upper], cells, "a joint probability")
         both = "the probability of an item in two successive draws"
-        _compare(seen.successive, seen.steps, mean.square(), cells, both)
+        _compare(successive, steps, mean.square(), cells, both)
         if (listed := _if_offered(self._enumerated)) is None:
             return
         p, x = listed
         code = (x @ 2.0 ** torch.arange(n, dtype=x.dtype)).long()
         expected = torch.zeros(2**n, dtype=torch.float64).index_add_(0, code, p.to(torch.float64)) * self.draws
-        stray = int(seen.subsets[expected <= 1e-9].sum())
+        stray = int(subsets[expected <= 1e-9].sum())
         must(stray == 0, f"{stray} samples of subsets that have probability 0")
         is_rare = expected < 5
-        groups = [(seen.subsets[~is_rare], expected[~is_rare])]
+        groups = [(subsets[~is_rare], expected[~is_rare])]
         if float(expected[is_rare].sum()) >= 5:
-            groups.append((seen.subsets[is_rare].sum()[None], expected[is_rare].sum()[None]))
+            groups.append((subsets[is_rare].sum()[None], expected[is_rare].sum()[None]))
         statistic = sum(float(((o - e).square() / e).sum()) for o, e in groups)
         freedom = sum(len(e) for _, e in groups) - 1
         if freedom > 0:
             chance = torch.special.gammaincc(torch.tensor(freedom / 2.0), torch.tensor(statistic / 2))
             must(chance > ALPHA / cells, f"χ² of subsets is {statistic:.4g} at {freedom} degrees of freedom")
 
-    def _counted(self) -> Counts:
+    def _counted(self) -> tuple[Tensor, Tensor, Tensor, int]:
+        """Count draws of pairs (n, n), of subsets (2ⁿ, in binary), of items twice in a couple (n), and couples."""
         generator, n = self._generator(), self.design.event_shape[0]
         pairs, successive, subsets = (torch.zeros(*shape, dtype=torch.float64) for shape in ((n, n), (n,), (2**n,)))
         powers = 2.0 ** torch.arange(n, dtype=torch.float64)
@@ -205,16 +206,7 @@ class Laws:
             successive += (first * second).sum(0)
             steps += len(first)
             subsets += torch.bincount((x @ powers).long(), minlength=2**n)
-        return Counts(pairs, subsets, successive, steps)
-
-
-class Counts(NamedTuple):
-    """What was seen in `draws` samples."""
-
-    pairs: Tensor  # (n, n) how often i and j were in a sample
-    subsets: Tensor  # (2ⁿ,) how often each subset was, by the number it is in binary
-    successive: Tensor  # (n,) how often an item was in both of two successive samples; each is in one such couple
-    steps: int  # how many couples there were
+        return pairs, subsets, successive, steps
 
 
 def _if_offered(call: Callable[[], T]) -> T | None:
