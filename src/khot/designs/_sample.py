@@ -39,10 +39,12 @@ def sample_khot(
     Algorithm 1: π = σ_k(x/T); x ~ design(π); straight-through.
 
     Args:
-        x, dim, mask: as for `sigmoid_topk`.
+        x: scores, (…, n) with n at `dim`.
         k: how many, 0 ≤ k ≤ n; a number, or a tensor that broadcasts to the shape of `x` without `dim`. A fractional k
             gives ⌊k⌋ or ⌈k⌉ ones (`Pivotal` and `Systematic`).
+        dim: the dimension to choose along.
         temperature: T > 0, larger is more random.
+        mask: boolean, broadcasts to `x`; True = may be chosen.
         design: the law; a class of `khot.designs`, or a `functools.partial` of one.
         generator: where the randomness comes from; torch's own if None.
 
@@ -84,7 +86,8 @@ def sample_relaxed_khot(
     """Draw a relaxed k-hot sample, `σ_k((x + Gumbel noise)/T)`: Gumbel-softmax for k-hot.
 
     Args:
-        x, k, dim, mask: as for `sigmoid_topk`.
+        x: scores, (…, n) with n at `dim`.
+        k, dim, mask: as for `sigmoid_topk`.
         temperature: T > 0; at T → 0 the sample is that of Gumbel top-k.
         hard: round it to the k-hot top-k of `x + noise`, with the gradient of the soft one; k is then an integer.
         generator: where the randomness comes from; torch's own if None.
