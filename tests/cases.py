@@ -7,8 +7,8 @@ from torch import Tensor
 
 import khot
 from khot._math import cdfs
+from khot.relaxations import Relaxation
 from khot.testing import score_vector
-from khot.testing._laws import Relaxation
 
 
 class Case(NamedTuple):

@@ -50,7 +50,7 @@ def test_nobody_imports_another_rooms_private_file():
 
 def test_the_library_stays_small():
     assert len([path for path in FILES if path.read_text().strip()]) <= 110
-    assert sum(len(path.read_text().splitlines()) for path in FILES) <= 11_000
+    assert sum(len(path.read_text().splitlines()) for path in FILES) <= 12_750
 
 
 def khot_files(call):

@@ -16,7 +16,18 @@ def __dir__() -> list[str]:
     return __all__
 
 
-class capped_simplex(constraints.Constraint):
+class _OfSize(constraints.Constraint):
+    event_dim = 1
+
+    def __init__(self, k: float | Tensor) -> None:
+        self.k = k
+        super().__init__()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(k={self.k})"
+
+
+class capped_simplex(_OfSize):
     """Δ_k: entries in [0, 1] that sum to `k` over the last dim, within 1e-6·max(k, 1) (half precision: its rounding).
 
     `torch.distributions.transform_to(capped_simplex(k))` is σ_k: unconstrained scores to a point of Δ_k.
@@ -29,12 +40,6 @@ class capped_simplex(constraints.Constraint):
         tensor([ True, False])
     """
 
-    event_dim = 1
-
-    def __init__(self, k: float | Tensor) -> None:
-        self.k = k
-        super().__init__()
-
     def check(self, value: Tensor) -> Tensor:
         k = torch.as_tensor(self.k, device=value.device)
         total = value.sum(-1, dtype=torch.float64)
@@ -42,11 +47,8 @@ class capped_simplex(constraints.Constraint):
         tolerance = max(1e-6, torch.finfo(value.dtype).eps if value.is_floating_point() else 0)
         return in_range & ((total - k).abs() <= tolerance * k.clamp(min=1))
 
-    def __repr__(self) -> str:
-        return f"capped_simplex(k={self.k})"
 
-
-class k_hot(constraints.Constraint):
+class k_hot(_OfSize):
     """Corners of Δ_k: entries 0 or 1, exactly `k` ones over the last dim; ⌊k⌋ or ⌈k⌉ where k is fractional.
 
     Args:
@@ -58,18 +60,10 @@ class k_hot(constraints.Constraint):
     """
 
     is_discrete = True
-    event_dim = 1
-
-    def __init__(self, k: float | Tensor) -> None:
-        self.k = k
-        super().__init__()
 
     def check(self, value: Tensor) -> Tensor:
         k = torch.as_tensor(self.k, device=value.device)
         return ((value == 0) | (value == 1)).all(-1) & ((value.sum(-1, dtype=torch.float64) - k).abs() < 1)
-
-    def __repr__(self) -> str:
-        return f"k_hot(k={self.k})"
 
 
 class SigmoidTopKTransform(transforms.Transform):

@@ -32,7 +32,12 @@ def chamfer_cosine(selected: Tensor, target: Tensor) -> Tensor:
     """
     _check.vectors("selected", selected)
     _check.vectors("target", target)
-    _check_same_length(selected, target)
+    _check.same_device("target", target, selected, "selected")
+    if selected.dtype != target.dtype:
+        raise TypeError(f"`selected` and `target` must have one dtype; got {selected.dtype} and {target.dtype}.")
+    if selected.shape[-1] != target.shape[-1]:
+        got = f"{selected.shape[-1]} and {target.shape[-1]}"
+        raise ValueError(f"`selected` and `target` must have vectors of the same length; got {got}.")
     unit = [_unit(t.to(_shape.compute_dtype(t.dtype))) for t in (selected, target)]
     return (unit[0] @ unit[1].mT).amax(-2).mean(-1).to(selected.dtype)
 
@@ -43,13 +48,3 @@ def _unit(vectors: Tensor) -> Tensor:
     scaled = vectors / torch.where(largest == 0, 1.0, largest)
     length = scaled.square().sum(-1, keepdim=True)
     return scaled / torch.where(length == 0, 1.0, length).sqrt()
-
-
-def _check_same_length(selected: Tensor, target: Tensor) -> None:
-    """Raise unless both hold vectors of one length and dtype, on one device."""
-    _check.same_device("target", target, selected, "selected")
-    if selected.dtype != target.dtype:
-        raise TypeError(f"`selected` and `target` must have one dtype; got {selected.dtype} and {target.dtype}.")
-    if selected.shape[-1] != target.shape[-1]:
-        got = f"{selected.shape[-1]} and {target.shape[-1]}"
-        raise ValueError(f"`selected` and `target` must have vectors of the same length; got {got}.")

@@ -12,7 +12,7 @@ import khot
 from khot import estimators
 from khot.designs import Brewer, ConditionalPoisson, Design, Pivotal, PlackettLuce, Sampford, Systematic
 from khot.estimators import takes_objective
-from khot.estimators._shared import others
+from khot.estimators._loss import others
 from khot.testing import check_estimator
 from khot.testing._estimator import exact_gradient, objectives
 

@@ -8,7 +8,7 @@ import torch
 
 from khot import _torch, estimators
 from khot.designs import Pivotal, PlackettLuce
-from khot.estimators._imle import sum_of_gamma
+from khot.estimators._surrogate import sum_of_gamma
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -13,7 +13,8 @@ from torch.nn.functional import logsigmoid
 from . import natural, noise, order_sampling, select
 from .natural import Margins
 from .noise import Uniform
-from .order_sampling import HardTopK
+from .order_sampling import LOGISTIC, HardTopK
+from .subsets import safe_log
 
 FALL = 46.0  # e^−46 is 1e-20
 TRIES = 16
@@ -68,12 +69,9 @@ def draw_sampford(
     left = torch.arange(draws * rows, device=p.device)
     for attempt in range(TRIES):
         row = left % rows
-        trial = order_sampling.draw(
-            order_sampling.LOGISTIC, logits[row], k[row], seed, 1, uniform, hard_topk, 2 * attempt
-        )[0]
-        accept = (trial * away[row]).sum(-1) >= (
-            uniform(seed, 2 * attempt + 1, len(left)) * bound[row] * (trial * constants[row]).sum(-1)
-        )
+        trial = order_sampling.draw(LOGISTIC, logits[row], k[row], seed, 1, uniform, hard_topk, 2 * attempt)[0]
+        u = uniform(seed, 2 * attempt + 1, len(left))
+        accept = (trial * away[row]).sum(-1) >= u * bound[row] * (trial * constants[row]).sum(-1)
         result[left[accept]] = trial[accept]
         left = left[~accept]
         if len(left) == 0:
@@ -95,10 +93,7 @@ def _mixture(logits: Tensor, away: Tensor, k: Tensor, seed: Tensor, uniform: Uni
 
 
 def brewer_odds(p: Tensor, x: Tensor, k: Tensor) -> Tensor:
-    """Return the odds of the next item given those drawn x, (…, n), with sum 1.
-
-    π(R − π)/(R − mπ), R = k − Σ_drawn π, m yet to be drawn.
-    """
+    """Return the odds of the next item given those drawn: π(R − π)/(R − mπ), R = k − Σ_drawn π, m yet to be drawn."""
     left = (k - x.sum(-1))[..., None]
     rest = (k - (p * x).sum(-1))[..., None]
     is_open = (x == 0) & (p > 0) & (left > 0)
@@ -123,18 +118,15 @@ def draw_brewer(p: Tensor, k: Tensor, seed: Tensor, draws: int, uniform: Uniform
 def brewer_log_prob(p: Tensor, k: Tensor, value: Tensor) -> Tensor:
     """Return log P(value) (…), summed over the orders in which it can be drawn: 2^k sets on the way."""
     certain = (p == 1).to(p.dtype)
-    free = (value * (1 - certain)).detach()
-    index = select.indices(free)  # (…, m), −1 where there is none
+    index = select.indices((value * (1 - certain)).detach())  # (…, m), −1 where there is none
     m = index.shape[-1]
     member = torch.arange(1 << m, device=p.device)[:, None] >> torch.arange(m, device=p.device) & 1  # (2^m, m)
-    hot = torch.nn.functional.one_hot(index.clamp(min=0), p.shape[-1]) * (index >= 0)[..., None]  # (…, m, n)
-    drawn = certain[..., None, :] + (member.to(p.dtype) @ hot.to(p.dtype))  # (…, 2^m, n)
-    step = brewer_odds(p[..., None, :], drawn, k[..., None]) @ hot.to(p.dtype).mT  # (…, 2^m, m)
+    hot = (index[..., None] == torch.arange(p.shape[-1], device=p.device)).to(p.dtype)  # (…, m, n)
+    drawn = certain[..., None, :] + member.to(p.dtype) @ hot  # (…, 2^m, n)
+    step = brewer_odds(p[..., None, :], drawn, k[..., None]) @ hot.mT  # (…, 2^m, m)
     chance = [torch.ones_like(value[..., 0])]  # of each set on the way
     for place in range(1, 1 << m):
         ways = [chance[place ^ 1 << b] * step[..., place ^ 1 << b, b] for b in range(m) if place >> b & 1]
         chance.append(torch.stack(ways).sum(0))
-    size = (index >= 0).sum(-1)
-    reached = torch.stack(chance, -1).gather(-1, ((1 << size) - 1)[..., None])[..., 0]
-    is_nil = reached <= 0
-    return torch.where(is_nil, -torch.inf, torch.where(is_nil, 1.0, reached).log())
+    whole = (1 << (index >= 0).sum(-1, keepdim=True)) - 1
+    return safe_log(torch.stack(chance, -1).gather(-1, whole)[..., 0])

@@ -47,14 +47,12 @@ def log_normaliser(theta: Tensor, k: Tensor, margins: Margins) -> tuple[Tensor, 
     An item with θ = +inf counts in every subset, with weight 1.
     """
     z, shift = tilt(theta, k, margins)
-    is_forced = theta == torch.inf
-    is_open = z.isfinite()
+    is_forced, is_open = theta == torch.inf, z.isfinite()
     # what is drawn without choice, as k is all that is left: its θ alone
     taken = torch.where((z == torch.inf) & ~is_forced, theta, 0.0)
     free = -logsigmoid(-torch.where(is_open, z, 0.0)) * is_open
-    size = k - is_forced.sum(-1)
     log_size = subsets.log_size(subsets.counts(z, k))
-    return log_size + (free + taken).sum(-1) - size * shift, z, log_size
+    return log_size + (free + taken).sum(-1) - (k - is_forced.sum(-1)) * shift, z, log_size
 
 
 def counts(theta: Tensor, k: Tensor, margins: Margins) -> subsets.Counts:
@@ -65,11 +63,6 @@ def counts(theta: Tensor, k: Tensor, margins: Margins) -> subsets.Counts:
 def marginals(theta: Tensor, k: Tensor, margins: Margins) -> Tensor:
     """Return P(x_i = 1); (…, n)."""
     return subsets.marginals(counts(theta, k, margins))
-
-
-def covariance_product(theta: Tensor, k: Tensor, v: Tensor, margins: Margins) -> Tensor:
-    """Return Cov(x) v; (…, n)."""
-    return subsets.covariance_product(counts(theta, k, margins), v)
 
 
 def solve(p: Tensor, k: Tensor, margins: Margins) -> Tensor:
@@ -190,25 +183,15 @@ def _one_by_one(z: Tensor, k: Tensor, most: int, seed: Tensor, draws: int, unifo
 
 
 class Node(NamedTuple):
-    """The nodes of one level of the tree of counts.
+    """The nodes of one level of the tree of counts; each has the distribution of its number of ones."""
 
-    Each node has the distribution of its number of ones. From the root down, a node with c ones gives j of them to its
-    left child with probability ∝ P_left(j) P_right(c − j). O(n log n) for each sample, in ⌈log2 n⌉ rounds.
-    """
-
-    mass: Tensor
-    """(…, nodes, size + 1) P(number of ones), within [least, most]."""
-    least: Tensor
-    """(…, nodes) how many are ones for sure."""
-    most: Tensor
-    """(…, nodes) how many can be."""
+    mass: Tensor  # (…, nodes, size + 1) P(number of ones), within [least, most]
+    least: Tensor  # (…, nodes) how many are ones for sure
+    most: Tensor  # (…, nodes) how many can be
 
 
 def build_tree(p: Tensor, most: int) -> list[Node]:
-    """Return the levels from the leaves (…, n) to the root, for counts up to `most`.
-
-    n is filled up to a power of two with items that are never drawn.
-    """
+    """Return the levels from the leaves (…, n), filled up to a power of two, to the root, for counts up to `most`."""
     n = p.shape[-1]
     p = pad(p, (0, (1 << max(n - 1, 0).bit_length()) - n))
     levels = [Node(torch.stack((1 - p, p), -1), (p == 1).long(), (p > 0).long())]
@@ -217,12 +200,17 @@ def build_tree(p: Tensor, most: int) -> list[Node]:
         left, right = below.mass.unflatten(-2, (-1, 2)).unbind(-2)
         least, greatest = (bound.unflatten(-1, (-1, 2)).sum(-1) for bound in (below.least, below.most))
         mass = _convolved(left, right)[..., : most + 1]
-        levels.append(Node(_within(mass, least, greatest), least, greatest))
+        place = torch.arange(mass.shape[-1], device=p.device)
+        is_possible = (place >= least[..., None]) & (place <= greatest[..., None])  # which an FFT does not know
+        levels.append(Node(torch.where(is_possible, mass.clamp(min=0), 0.0), least, greatest))
     return levels
 
 
 def sample_tree(levels: list[Node], k: Tensor, seed: Tensor, stream: int, uniform: Uniform) -> tuple[Tensor, int]:
-    """Return counts of the leaves (draws, …, n filled up) for integers `k` (draws, …), and the next unused stream."""
+    """Return counts of the leaves (draws, …, n filled up) for integers `k` (draws, …), and the next unused stream.
+
+    A node with c ones gives j of them to its left child with probability ∝ P_left(j) P_right(c − j). O(n log n).
+    """
     count = k.long()[..., None]
     for below in reversed(levels[:-1]):
         left, right = below.mass.unflatten(-2, (-1, 2)).unbind(-2)  # (…, nodes, size + 1)
@@ -243,19 +231,13 @@ def sample_tree(levels: list[Node], k: Tensor, seed: Tensor, stream: int, unifor
     return count, stream
 
 
-def _within(mass: Tensor, least: Tensor, most: Tensor) -> Tensor:
-    """Set the mass to 0 where the count cannot be, which an FFT does not know."""
-    place = torch.arange(mass.shape[-1], device=mass.device)
-    return torch.where((place >= least[..., None]) & (place <= most[..., None]), mass.clamp(min=0), 0.0)
-
-
 def _convolved(a: Tensor, b: Tensor) -> Tensor:
     size = a.shape[-1]
+    length = 2 * size - 1
     if size > DIRECT + 1:
-        length = 2 * size - 1
         product: Tensor = torch.fft.irfft(torch.fft.rfft(a, n=length) * torch.fft.rfft(b, n=length), n=length)
         return product
-    result = a.new_zeros(*a.shape[:-1], 2 * size - 1)
+    result = a.new_zeros(*a.shape[:-1], length)
     for j in range(size):
         result[..., j : j + size] += a[..., j : j + 1] * b
     return result

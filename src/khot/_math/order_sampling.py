@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid, pad
 from torch.utils.checkpoint import checkpoint
 
 from .noise import Uniform, gumbel_quantile, inside
@@ -39,12 +41,9 @@ class Noise(NamedTuple):
     """A law of noise; the functions are of float64, elementwise, accurate in both tails, with finite derivatives."""
 
     log_cdf: Callable[[Tensor], Tensor]
-    log_sf: Callable[[Tensor], Tensor]
-    """log(1 − F)"""
-    log_hazard: Callable[[Tensor], Tensor]
-    """log(f/(1 − F))"""
-    quantile: Callable[[Tensor], Tensor]
-    """F⁻¹; finite for u in (0, 1], as (j + ½)·2⁻⁵³ may round to 1."""
+    log_sf: Callable[[Tensor], Tensor]  # log(1 − F)
+    log_hazard: Callable[[Tensor], Tensor]  # log(f/(1 − F))
+    quantile: Callable[[Tensor], Tensor]  # F⁻¹; finite for u in (0, 1], as (j + ½)·2⁻⁵³ may round to 1
 
 
 def _clock(z: Tensor) -> Tensor:
@@ -71,15 +70,12 @@ def _gumbel_log_hazard(z: Tensor) -> Tensor:
 
 
 GUMBEL = Noise(
-    log_cdf=lambda z: -_clock(z),
-    log_sf=_gumbel_log_sf,
-    log_hazard=_gumbel_log_hazard,
-    quantile=gumbel_quantile,
+    log_cdf=lambda z: -_clock(z), log_sf=_gumbel_log_sf, log_hazard=_gumbel_log_hazard, quantile=gumbel_quantile
 )
 LOGISTIC = Noise(
-    log_cdf=torch.nn.functional.logsigmoid,
-    log_sf=lambda z: torch.nn.functional.logsigmoid(-z),
-    log_hazard=torch.nn.functional.logsigmoid,
+    log_cdf=logsigmoid,
+    log_sf=lambda z: logsigmoid(-z),
+    log_hazard=logsigmoid,
     quantile=lambda u: torch.log(u) - torch.log1p(-u.clamp(max=1 - 2.0**-53)),
 )
 
@@ -88,16 +84,8 @@ def log_prob(noise: Noise, scores: Tensor, k: Tensor, subset: Tensor) -> Tensor:
     """Return log P(the sample is `subset`), with derivatives in the scores.
 
     P = ∫ Π_{j∉S} F(y − s_j) · Π_{i∈S} (1 − F(y − s_i)) · Σ_{i∈S} h(y − s_i) dy: the least of the chosen scores is at y.
-
-    Args:
-        noise: the law of the noise.
-        scores: (…, n) float64.
-        k: (…) how many are chosen.
-        subset: (…, n) bool or 0/1.
-
-    Returns:
-        (…) float64; −inf where the subset cannot be. Good to a few roundings of the sum of the logarithms, unless a
-        plateau of the integrand asks for more than `MOST_NODES`: scores 9000 apart and log P as far below 0.
+    Scores and the boolean or 0/1 subset are (…, n), k and the result (…). Good to a few roundings of the sum of the
+    logarithms, unless a plateau of the integrand asks for more than `MOST_NODES`: scores 9000 apart.
     """
     scores, chosen = torch.broadcast_tensors(scores, subset.bool())
     forbidden = (chosen & (scores == -torch.inf)) | (~chosen & (scores == torch.inf))
@@ -112,30 +100,23 @@ def log_prob(noise: Noise, scores: Tensor, k: Tensor, subset: Tensor) -> Tensor:
     inside, outside = inside & is_random.unsqueeze(-1), outside & is_random.unsqueeze(-1)
     scores = torch.where(inside | outside, scores, 0.0)  # a row that is not random goes along as zeros
 
-    def log_products(s: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logarithms of both products at y (…, m), and the places of the chosen, (…, m, n)."""
+    def log_integrand(s: Tensor, y: Tensor, is_bound: bool = False) -> Tensor:
+        """Return it at y (…, m); or a lower bound, by at most log k, concave in y: the largest hazard for their sum."""
         z = y.unsqueeze(-1) - s.unsqueeze(-2)
         z_inside = torch.where(inside.unsqueeze(-2), z, -GONE)
         z_outside = torch.where(outside.unsqueeze(-2), z, GONE)
-        return noise.log_cdf(z_outside).sum(-1) + noise.log_sf(z_inside).sum(-1), z_inside
-
-    def log_integrand(s: Tensor, y: Tensor) -> Tensor:
-        log_product, z = log_products(s, y)
-        return log_product + noise.log_hazard(z).logsumexp(-1)
-
-    def log_bound(s: Tensor, y: Tensor) -> Tensor:
-        """Bound the integrand from below by at most log k, concave in y: the largest hazard replaces their sum."""
-        log_product, z = log_products(s, y)
-        return log_product + noise.log_hazard(z.amax(-1))
+        log_product = noise.log_cdf(z_outside).sum(-1) + noise.log_sf(z_inside).sum(-1)
+        hazard = noise.log_hazard(z_inside.amax(-1)) if is_bound else noise.log_hazard(z_inside).logsumexp(-1)
+        return log_product + hazard
 
     with torch.no_grad():
+        log_bound = partial(log_integrand, is_bound=True)
         peak, left, right = _peak_and_window(log_bound, scores, FAR + k.to(scores.dtype).clamp(min=1.0).log())
         width = torch.where(is_random, left + right, 1.0)
         nodes = min(max(NODES, math.ceil(float(width.max()) / STEP)), MOST_NODES) if width.numel() else NODES
         spacing = width / nodes
     s = scores - peak.unsqueeze(-1)  # near the peak this is exact
-    parts = []
-    chunks = _chunks(nodes + 1, s)
+    parts, chunks = [], _chunks(nodes + 1, s)
     for node in chunks:
         y = spacing.unsqueeze(-1) * node - left.unsqueeze(-1)
         if len(chunks) == 1 or not s.requires_grad:
@@ -180,17 +161,9 @@ def _peak_and_window(
 
 @torch.no_grad()
 def inclusion(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
-    """Return P(i is in the sample) for each i, without derivatives.
+    """Return P(i is in the sample) for each i, good to 1e-12, without derivatives; scores (…, n), k (…) → (…, n).
 
     π_i = ∫ (1 − F(y − s_i)) g_i(y) dy, where g_i is the density of the k-th greatest score among the others.
-
-    Args:
-        noise: the law of the noise.
-        scores: (…, n) float64.
-        k: (…) how many are chosen.
-
-    Returns:
-        (…, n) float64 in [0, 1], good to 1e-12; a row sums to k.
     """
     k = k.expand(scores.shape[:-1]) - (scores == torch.inf).sum(-1)
     is_random = scores.isfinite()
@@ -226,7 +199,7 @@ def _close_gaps(scores: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """
     s, order = scores.sort(-1, descending=True)
     gaps = (s[:, :-1] - s[:, 1:]).clamp(max=FAR + 10 + math.log(s.shape[-1])).nan_to_num(0.0)  # NaN: −inf − −inf
-    depth = torch.nn.functional.pad(gaps.cumsum(-1), (1, 0))
+    depth = pad(gaps.cumsum(-1), (1, 0))
     closed = depth.gather(-1, k.long().unsqueeze(-1) - 1) - depth
     return torch.where(s.isfinite(), closed, s), order
 

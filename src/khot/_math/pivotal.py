@@ -15,23 +15,18 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from . import noise
+from .subsets import safe_log
 
 
 class Level(NamedTuple):
     """The duels between the nodes of one level of the tree."""
 
-    left: Tensor
-    """(…, m) residual of the left child."""
-    right: Tensor
-    """(…, m) of the right; 0 where there is none."""
-    is_won: Tensor
-    """(…, m) bool: whether the one that stops becomes 1 (else 0)."""
-    odds: Tensor
-    """(…, m) the left goes on if coin · total < odds."""
-    total: Tensor
-    """(…, m)"""
-    size: int
-    """How many nodes were below: 2m, or 2m − 1."""
+    left: Tensor  # (…, m) residual of the left child
+    right: Tensor  # (…, m) of the right; 0 where there is none
+    is_won: Tensor  # (…, m) bool: whether the one that stops becomes 1 (else 0)
+    odds: Tensor  # (…, m) the left goes on if coin · total < odds
+    total: Tensor  # (…, m)
+    size: int  # how many nodes were below: 2m, or 2m − 1
 
 
 def plan(p: Tensor) -> tuple[list[Level], Tensor]:
@@ -57,10 +52,7 @@ def coins(n: int) -> int:
 
 
 def sample(p: Tensor, root: Tensor, uniforms: Tensor) -> Tensor:
-    """Return a boolean k-hot sample (…, n) for `uniforms` (…, coins).
-
-    The last survivor becomes 1 if its residual is at least `root` (…).
-    """
+    """Return a boolean k-hot sample for `uniforms` (…, coins); the last survivor is 1 if its residual is ≥ `root`."""
     levels, residual = plan(p)
     value = (residual >= root)[..., None]
     end = uniforms.shape[-1]
@@ -105,28 +97,20 @@ def covariance(p: Tensor) -> Tensor:
     levels, _ = plan(p)
     survives = torch.ones_like(p)
     total = torch.diag_embed(p * (1 - p))
-    width = 1
+    node = torch.arange(p.shape[-1], device=p.device)  # which leaves are under, on the level below
     for level in levels:
-        node = torch.arange(p.shape[-1], device=p.device) // width  # of the level below
-        share = shares(level)[..., node // 2]
-        total = (
-            total
-            - _meeting(node) * _apart(level)[..., node // 2, None] * survives[..., :, None] * survives[..., None, :]
-        )
+        parent = node // 2
+        meet = (parent[:, None] == parent) & (node[:, None] != node)
+        total = total - meet * _apart(level)[..., parent, None] * survives[..., :, None] * survives[..., None, :]
+        share = shares(level)[..., parent]
         survives = survives * torch.where(node % 2 == 0, share, 1 - share)
-        width *= 2
+        node = parent
     return total
 
 
 def _apart(level: Level) -> Tensor:
     """Return min(ab, (1 − a)(1 − b)), minus the covariance of the survivors of the two sides; (…, m)."""
     return torch.minimum(level.left * level.right, (1 - level.left) * (1 - level.right))
-
-
-def _meeting(node: Tensor) -> Tensor:
-    """Tell whether leaves i and j are under the two children of one parent."""
-    row, column = node[:, None], node[None, :]
-    return (row // 2 == column // 2) & (row != column)
 
 
 def variance_of_sum(p: Tensor, weights: Tensor) -> Tensor:
@@ -152,22 +136,6 @@ def shares(level: Level) -> Tensor:
     return torch.where(is_empty, 0.5, level.odds / torch.where(is_empty, 1.0, level.total))
 
 
-def last(residual: Tensor, is_integer: Tensor) -> Tensor:
-    """Return the probability that the last survivor becomes 1: its residual, rounded where the size is an integer."""
-    return torch.where(is_integer, (residual >= 0.5).to(residual.dtype), residual)
-
-
-def expectation(p: Tensor, is_integer: Tensor) -> Tensor:
-    """Return E[x] of the sampler: its recursion with each coin replaced by its odds; (…, n)."""
-    levels, residual = plan(p)
-    value = last(residual, is_integer)[..., None]
-    for level in reversed(levels):
-        share, won = shares(level), level.is_won.to(p.dtype)
-        pair = share * value + (1 - share) * won, (1 - share) * value + share * won
-        value = torch.stack(pair, -1).flatten(-2)[..., : level.size]
-    return value
-
-
 def log_prob(p: Tensor, x: Tensor, is_integer: Tensor) -> Tensor:
     """Return log P(x) in O(n), differentiable in p.
 
@@ -186,10 +154,7 @@ def log_prob(p: Tensor, x: Tensor, is_integer: Tensor) -> Tensor:
         stops = [torch.where(won, side[..., 1:], side[..., :1]) for side in (left, right)]
         agree = share * left * stops[1] + (1 - share) * right * stops[0]
         mass = agree.sum(-1, keepdim=True)
-        is_nil = mass <= 0
-        total = total + torch.where(is_nil, -torch.inf, torch.where(is_nil, 1.0, mass).log()).sum((-1, -2))
-        agree = agree / torch.where(is_nil, 1.0, mass)
-    root = last(residual, is_integer)
-    ends = agree[..., 0, 1] * root + agree[..., 0, 0] * (1 - root)
-    is_nil = ends <= 0
-    return total + torch.where(is_nil, -torch.inf, torch.where(is_nil, 1.0, ends).log())
+        total = total + safe_log(mass).sum((-1, -2))
+        agree = agree / torch.where(mass > 0, mass, 1.0)
+    root = torch.where(is_integer, (residual >= 0.5).to(residual.dtype), residual)  # P(the last survivor becomes 1)
+    return total + safe_log(agree[..., 0, 1] * root + agree[..., 0, 0] * (1 - root))

@@ -23,12 +23,9 @@ AT_ONCE = 1 << 18  # complex numbers per chunk: what stays in the cache
 class Counts(NamedTuple):
     """The characteristic function of S at the points that matter."""
 
-    p: Tensor
-    """(…, n)"""
-    step: Tensor
-    """(…, T) e^{iω} − 1"""
-    weight: Tensor
-    """(…, T) complex, Φ(ω) e^{−iωk} times what the inversion multiplies it with; Σ Re = P(S = k)."""
+    p: Tensor  # (…, n)
+    step: Tensor  # (…, T) e^{iω} − 1
+    weight: Tensor  # (…, T) complex, Φ(ω) e^{−iωk} times what the inversion multiplies it with; Σ Re = P(S = k)
 
 
 def counts(z: Tensor, k: Tensor) -> Counts:
@@ -127,9 +124,8 @@ def _chosen(c: Counts, part: slice) -> Tensor:
 
 def _parts(p: Tensor, step: Tensor) -> Iterator[slice]:
     """Yield slices of the last dim, few enough items at once to stay in the cache."""
-    n = p.shape[-1]
     width = max(AT_ONCE // max(step.numel(), 1), 1)
-    yield from (slice(start, start + width) for start in range(0, n, width))
+    yield from (slice(start, start + width) for start in range(0, p.shape[-1], width))
 
 
 def _product(factors: Tensor) -> Tensor:
@@ -141,20 +137,21 @@ def _product(factors: Tensor) -> Tensor:
     return factors[..., 0]
 
 
+def safe_log(t: Tensor) -> Tensor:
+    """Return log t; −inf, without a gradient, where t ≤ 0."""
+    is_nil = t <= 0
+    return torch.where(is_nil, -torch.inf, torch.where(is_nil, 1.0, t).log())
+
+
 def number_of_subsets(n: int, k: float) -> int:
     """Count the subsets of size k; of size ⌊k⌋ and ⌈k⌉ if it is fractional."""
-    return sum(math.comb(n, size) for size in _sizes(k))
-
-
-def _sizes(k: float) -> list[int]:
-    """Return ⌊k⌋ and ⌈k⌉, once if they are the same."""
-    return sorted({math.floor(k), math.ceil(k)})
+    return sum(math.comb(n, size) for size in {math.floor(k), math.ceil(k)})
 
 
 def all_subsets(n: int, k: float, device: torch.device) -> Tensor:
     """List the subsets as k-hot rows, in lexical order; (count, n) float64."""
     rows = []
-    for size in _sizes(k):
+    for size in sorted({math.floor(k), math.ceil(k)}):
         chosen = torch.tensor(list(combinations(range(n), size)), dtype=torch.int64).view(math.comb(n, size), size)
         rows.append(torch.zeros(len(chosen), n, dtype=torch.float64).scatter_(1, chosen, 1.0))
     return torch.cat(rows).to(device)

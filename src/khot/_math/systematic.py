@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from . import noise
+from .subsets import safe_log
 
 
 def places(n: int) -> int:
@@ -52,20 +53,20 @@ def draw(p: Tensor, k: Tensor, seed: Tensor, draws: int, is_paired: bool) -> Ten
     return passed.diff(prepend=torch.zeros_like(passed[..., :1])).to(p.dtype).view(draws * rows, n)
 
 
-def bounds(c: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the interval of u in which the sample is x, for running sums c of the probabilities (…, n).
-
-    By item i, as many as x has until there must have been passed: X_i ≤ c_i + u < X_i + 1.
-    """
-    passed = x.to(c.dtype).cumsum(-1)
-    return (passed - c).amax(-1).clamp(min=0), (passed + 1 - c).amin(-1).clamp(max=1)
+def log_prob(p: Tensor, k: Tensor, x: Tensor) -> Tensor:
+    """Return log P(x), differentiable in p: of the length of the interval of u where all X_i ≤ c_i + u < X_i + 1."""
+    c = p.cumsum(-1)
+    with torch.no_grad():  # the sums that are sampled, exact where the sum of floats is not
+        rounding = quantised(p, k).cumsum(-1).to(torch.float64) / (1 << places(p.shape[-1])) - c
+    c, passed = c + rounding, x.to(torch.float64).cumsum(-1)
+    return safe_log((passed + 1 - c).amin(-1).clamp(max=1) - (passed - c).amax(-1).clamp(min=0))
 
 
 def joint(p: Tensor, k: Tensor) -> Tensor:
     """Return P(i and j are drawn); (…, n, n): the lengths of the intervals of u in which both are."""
     shift = places(p.shape[-1])
-    c = quantised(p, k).cumsum(-1)
     one = 1 << shift
+    c = quantised(p, k).cumsum(-1)
     # The sample changes where c_i + u is an integer.
     starts = torch.cat((torch.zeros_like(c[..., :1]), (-c) & (one - 1)), -1).sort(-1).values  # (…, n + 1)
     ends = torch.cat((starts[..., 1:], torch.full_like(starts[..., :1], one)), -1)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,10 +15,8 @@ from ..constraints import k_hot
 from ..relaxations import sigmoid_topk
 from ._parameters import Parameters, can_read, extremes
 
-SUM_TOLERANCE = 0.01
-"""Rebalance `probs` if their sum differs from k by more than this."""
-MOST_SUBSETS = 100_000
-"""How many subsets are enumerated at most, where there is no other way to an exact answer."""
+SUM_TOLERANCE = 0.01  # rebalance `probs` if their sum differs from k by more than this
+MOST_SUBSETS = 100_000  # to enumerate, where there is no other way to an exact answer
 
 
 class Design(Parameters):
@@ -35,28 +33,27 @@ class Design(Parameters):
         validate_args: whether to check what the tensors hold.
     """
 
-    # The probabilities: `parameter` is the tensor that was given. `probs` are the inclusion probabilities asked for, in
-    # the parameter's dtype; `mean` are those of the law, the same unless the law is approximate. Inside, everything is
-    # float64: `_asked` is `probs` before rounding to the parameter's dtype, and `_pi` is `_asked` with one shift of all
-    # logits of a row, so that the row sums to k to the last digit. Formulas use `_pi`: it is differentiable in the
-    # parameter, and its shift is a constant, solved once. Samplers that correct rounding themselves (pivotal,
-    # systematic) use `_drawn`: the parameter as it is, or `_pi` if a sum is off by more than `SUM_TOLERANCE`.
+    # `parameter` is the tensor given, `probs` the probabilities asked for, `mean` those of the law, the same unless it
+    # is approximate. Inside, in float64: `_asked` is `probs` unrounded; formulas use `_pi`, which is `_asked` with all
+    # logits of a row shifted so that it sums to k to the last digit; samplers that correct rounding use `_drawn`.
 
     has_rsample = False
     has_enumerate_support = True
     takes_fractions: ClassVar[bool] = False
 
-    # What a design must say ------------------------------------------------------------------------------------------
-
     def _draw(self, draws: int, seed: Tensor) -> Tensor:
-        """Draw `draws` samples of every row: (draws, rows, n), or a view of it, in the dtype of the parameter."""
+        """Draw `draws` samples of every row: (draws, rows, n), or a view of it."""
         raise NotImplementedError
+
+    def _draw_rows(self, op: Callable[..., Any], p: Tensor, seed: Tensor, *arguments: Any) -> Tensor:
+        """Call a sampler of rows, (rows, n) and sizes (rows), with probabilities (*batch, n) or their scores."""
+        sample: Tensor = op(p.detach().reshape(-1, p.shape[-1]), self._sizes.reshape(-1), seed, *arguments)
+        return sample
 
     def _draw_pairs(self, draws: int, seed: Tensor) -> Tensor:
         """Draw as `_draw`, in opposite pairs."""
-        raise NotImplementedError(
-            f"`{type(self).__name__}` has no antithetic samples; `Pivotal` and `Systematic` have."
-        )
+        name = type(self).__name__
+        raise NotImplementedError(f"`{name}` has no antithetic samples; `Pivotal` and `Systematic` have.")
 
     def _log_prob(self, value: Tensor) -> Tensor:
         """Return the log-probability of k-hot values that broadcast with (*batch, n), in float64."""
@@ -65,11 +62,9 @@ class Design(Parameters):
             '`ConditionalPoisson`, `Sampford` and `Pivotal(order="given")` have.'
         )
 
-    # Probabilities of items ------------------------------------------------------------------------------------------
-
     @property
     def _pi(self) -> Tensor:
-        """`_asked`, balanced to sum to k; (*batch, n) float64, differentiable in the parameter."""
+        """`_asked`, balanced to sum to k by a constant shift; (*batch, n) float64, differentiable in the parameter."""
         asked = self._asked
         return asked + self._once("shift", lambda: sigmoid_topk(torch.logit(asked), self._sizes) - asked)
 
@@ -100,14 +95,8 @@ class Design(Parameters):
         """The k-hot vectors, as a constraint."""
         return k_hot(self.k)
 
-    # Drawing ---------------------------------------------------------------------------------------------------------
-
     def sample(
-        self,
-        sample_shape: Sequence[int] = (),
-        *,
-        generator: torch.Generator | None = None,
-        antithetic: bool = False,
+        self, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None, antithetic: bool = False
     ) -> Tensor:
         """Draw independent k-hot samples, (*sample_shape, *batch, n), in the dtype of the parameter.
 
@@ -116,28 +105,23 @@ class Design(Parameters):
         each by itself has the same law, and the mean of both varies less. Under `torch.vmap`, `randomness="different"`
         gives each entry a draw of its own, and `"same"` gives all of them the same one.
         """
-        shape = torch.Size(sample_shape) + self._given.shape
+        shape, draws = torch.Size(sample_shape) + self._given.shape, torch.Size(sample_shape).numel()
         if shape.numel() == 0:
             return self._given.new_zeros(shape)
-        draws = torch.Size(sample_shape).numel()
         seed = noise.seed(generator, self._given.device)
         if antithetic and draws % 2:
             raise ValueError(f"With `antithetic`, the number of samples must be even; got {draws}.")
         with torch.no_grad():  # not as a decorator, which torch.compile cannot trace
-            return (self._draw_pairs(draws, seed) if antithetic else self._draw(draws, seed)).view(shape)
+            drawn = self._draw_pairs(draws, seed) if antithetic else self._draw(draws, seed)
+            return drawn.to(self._given.dtype).view(shape)
 
     def sample_indices(self, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
-        """Draw as `sample`, and return rising indices, (*sample_shape, *batch, k).
-
-        Rows with fewer than the largest number of ones are filled up with −1.
-        """
+        """Draw as `sample`, and return rising indices, (*sample_shape, *batch, k), with −1 where a row has fewer."""
         x = self.sample(sample_shape, generator=generator)
         if x.numel():
             return select.indices(x)
-        largest = 0.0 if isinstance(self.k, Tensor) and self.k.numel() == 0 else float(torch.as_tensor(self.k).max())
-        return torch.full((*x.shape[:-1], math.ceil(largest)), -1, device=x.device)
-
-    # Moments and probabilities of subsets ----------------------------------------------------------------------------
+        k = torch.as_tensor(self.k)
+        return torch.full((*x.shape[:-1], math.ceil(k.max()) if k.numel() else 0), -1, device=x.device)
 
     def joint_probs(self) -> Tensor:
         """Return the joint inclusion probabilities P(i and j), (*batch, n, n), with P(i) on the diagonal."""
@@ -160,9 +144,8 @@ class Design(Parameters):
     @property
     def mode(self) -> Tensor:
         """The likeliest subset."""
-        raise NotImplementedError(
-            f"The mode of `{type(self).__name__}` is not tractable; that of `ConditionalPoisson` is."
-        )
+        name = type(self).__name__
+        raise NotImplementedError(f"The mode of `{name}` is not tractable; that of `ConditionalPoisson` is.")
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return log P(x = value), for k-hot values (…, n) that broadcast with the batch; differentiable."""
@@ -173,24 +156,21 @@ class Design(Parameters):
     def entropy(self) -> Tensor:
         """Return −Σ p log p in nats, (*batch)."""
         _, log_p = self._enumerated()
-        is_possible = log_p > -torch.inf
-        log_p = torch.where(is_possible, log_p, 0.0)
-        return torch.where(is_possible, -log_p.exp() * log_p, 0.0).sum(0).to(self._given.dtype)
+        log_p = log_p.masked_fill(~(log_p > -torch.inf), 0.0)  # 0 · log 0 = 0
+        return (-log_p.exp() * log_p).sum(0).to(self._given.dtype)
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """List all k-hot vectors in lexical order, (subsets, *batch, n); batch dims are 1 with `expand=False`."""
         k, n = self._one_size(), self._event_shape[0]
-        number = subsets.number_of_subsets(n, k)
-        if number > MOST_SUBSETS:
-            raise NotImplementedError(
-                f"At most {MOST_SUBSETS} subsets are enumerated; {n} items have {number} of that size."
-            )
+        if (number := subsets.number_of_subsets(n, k)) > MOST_SUBSETS:
+            got = f"{n} items have {number} of that size"
+            raise NotImplementedError(f"At most {MOST_SUBSETS} subsets are enumerated; {got}.")
         x = subsets.all_subsets(n, k, self._given.device).to(self._given.dtype)
         x = x.view(-1, *(1,) * len(self._batch_shape), n)
         return x.expand(-1, *self._batch_shape, -1) if expand else x
 
     def _enumerated(self) -> tuple[Tensor, Tensor]:
-        """Return all subsets in float64 and their log-probabilities, (subsets, *batch)."""
+        """Return all subsets, (subsets, *batch, n) float64, and their log-probabilities."""
         x = self.enumerate_support().to(torch.float64)
         return x, self._log_prob(x)
 

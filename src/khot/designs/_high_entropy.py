@@ -5,6 +5,7 @@ The law p(x) ∝ exp(θ·x) of k-subsets has derivatives in linear time: ∇ log
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,12 +20,11 @@ from ..relaxations import hard_topk
 from ._design import Design, is_out
 from ._parameters import logit
 
-MOST_DRAWN = 12
-"""The largest k for which `Brewer` has probabilities of subsets: they take 2^k steps."""
+MOST_DRAWN = 12  # the largest k for which `Brewer` has probabilities of subsets: they take 2^k steps
 
 
 class _OfTheta(torch.autograd.Function):
-    """A function of (θ, k) that saves both for its derivatives in θ."""
+    """A function of (θ, k) that saves both for its derivatives in θ; of several outputs, the first has one."""
 
     generate_vmap_rule = True
 
@@ -32,19 +32,16 @@ class _OfTheta(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Any) -> None:
         ctx.save_for_backward(*inputs)
         ctx.save_for_forward(*inputs)
+        if isinstance(output, tuple):
+            ctx.mark_non_differentiable(*output[1:])
 
 
 class _LogNormaliser(_OfTheta):
-    """log e_k(e^θ) (…), with z (…, n) and log P(S = k) (…) of the same solve, which have no derivative."""
+    """log e_k(e^θ) (…), with z (…, n) and log P(S = k) (…) of the same solve."""
 
     @staticmethod
     def forward(theta: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return natural.log_normaliser(theta, k, ops.sigmoid_margins)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Any) -> None:
-        _OfTheta.setup_context(ctx, inputs, output)
-        ctx.mark_non_differentiable(*output[1:])
 
     @staticmethod
     def backward(ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor, None]:
@@ -65,25 +62,19 @@ class _Marginals(_OfTheta):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        theta, k = ctx.saved_tensors
-        return natural.covariance_product(theta, k, g, ops.sigmoid_margins), None
+        return subsets.covariance_product(_counts(*ctx.saved_tensors), g), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        theta, k = ctx.saved_tensors
-        return natural.covariance_product(theta, k, tangent, ops.sigmoid_margins)
+        return subsets.covariance_product(_counts(*ctx.saved_tensors), tangent)
 
 
-def log_normaliser(theta: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log e_k(e^θ) (…), z (…, n) and log P(S = k) (…), as `natural.log_normaliser`; θ (…, n) float64."""
-    result: tuple[Tensor, Tensor, Tensor] = _LogNormaliser.apply(theta, k)
-    return result
+def _counts(theta: Tensor, k: Tensor) -> subsets.Counts:
+    return natural.counts(theta, k, ops.sigmoid_margins)
 
 
-def marginals(theta: Tensor, k: Tensor) -> Tensor:
-    """Return P(x_i = 1); θ (…, n) float64 → (…, n)."""
-    result: Tensor = _Marginals.apply(theta, k)
-    return result
+log_normaliser: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] = _LogNormaliser.apply
+marginals: Callable[[Tensor, Tensor], Tensor] = _Marginals.apply
 
 
 class _Solved(torch.autograd.Function):
@@ -108,7 +99,7 @@ class _CovarianceSolve(torch.autograd.Function):
 
     @staticmethod
     def forward(theta: Tensor, k: Tensor, g: Tensor) -> Tensor:
-        return natural.covariance_solve(natural.counts(theta, k, ops.sigmoid_margins), g)
+        return natural.covariance_solve(_counts(theta, k), g)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
@@ -120,7 +111,7 @@ class _CovarianceSolve(torch.autograd.Function):
         theta, k, v = ctx.saved_tensors
         with torch.enable_grad():
             leaf = theta.detach().requires_grad_()
-            counts = natural.counts(leaf, k, ops.sigmoid_margins)
+            counts = _counts(leaf, k)
             with torch.no_grad():
                 w = natural.covariance_solve(counts, u)
             (slope,) = torch.autograd.grad((w * subsets.covariance_product(counts, v)).sum(), leaf)
@@ -171,13 +162,13 @@ class ConditionalPoisson(Design):
 
     def joint_probs(self) -> Tensor:
         """Return the joint inclusion probabilities, (*batch, n, n), in O(n²)."""
-        return subsets.joint(self._counts()).to(self._given.dtype)
+        return subsets.joint(_counts(self._theta, self._sizes)).to(self._given.dtype)
 
     def variance_of_sum(self, weights: Tensor) -> Tensor:
         """Return Var(Σ c_i x_i), (*batch), in O(n)."""
         c = weights.to(torch.float64)
         c = c.expand(torch.broadcast_shapes(c.shape, self._given.shape))
-        return (c * subsets.covariance_product(self._counts(), c)).sum(-1).to(self._given.dtype)
+        return (c * subsets.covariance_product(_counts(self._theta, self._sizes), c)).sum(-1).to(self._given.dtype)
 
     @property
     def mode(self) -> Tensor:
@@ -203,17 +194,12 @@ class ConditionalPoisson(Design):
             rest = value - torch.where(smooth.isfinite(), smooth, 0.0)
         return torch.where(value.isfinite(), smooth + rest, value)
 
-    def _counts(self) -> subsets.Counts:
-        return natural.counts(self._theta, self._sizes, ops.sigmoid_margins)
-
     def _log_prob(self, value: Tensor) -> Tensor:
         return self._mean_log_prob(self._theta, value)
 
     def _draw(self, draws: int, seed: Tensor) -> Tensor:
-        n = self._event_shape[0]
         z, _ = natural.tilt(self._theta.detach(), self._sizes, ops.sigmoid_margins)
-        sample: Tensor = ops.rejective(z.reshape(-1, n), self._sizes.reshape(-1), seed, draws)
-        return sample.to(self._given.dtype)
+        return self._draw_rows(ops.rejective, z, seed, draws)
 
 
 @register_kl(ConditionalPoisson, ConditionalPoisson)  # type: ignore[untyped-decorator]
@@ -254,20 +240,15 @@ class Sampford(Design):
     def _log_prob(self, value: Tensor) -> Tensor:
         p, size = self._pi, self._sizes
         theta = logit(p)
-        away = (value * (1 - p)).sum(-1)
         is_certain = (p == 1).sum(-1) == size
         norm = torch.where(is_certain, 1.0, _sampford_norm(p, theta, size))
         log_total = log_normaliser(theta, size)[0] + norm.log()
-        is_nil = away <= 0
         log = (value * torch.where(theta.isfinite(), theta, 0.0)).sum(-1)
-        log = log + torch.where(is_nil, 1.0, away).log() - log_total
-        log = torch.where(is_nil, -torch.inf, log)
+        log = log + subsets.safe_log((value * (1 - p)).sum(-1)) - log_total
         return torch.where(is_out(p, value), -torch.inf, torch.where(is_certain, 0.0, log))
 
     def _draw(self, draws: int, seed: Tensor) -> Tensor:
-        p = self._pi.detach().reshape(-1, self._event_shape[0])
-        sample: Tensor = ops.sampford(p, self._sizes.reshape(-1), seed, draws)
-        return sample.to(self._given.dtype)
+        return self._draw_rows(ops.sampford, self._pi, seed, draws)
 
 
 def _sampford_norm(p: Tensor, theta: Tensor, size: Tensor) -> Tensor:
@@ -292,18 +273,14 @@ class Brewer(Design):
     """
 
     def _draw(self, draws: int, seed: Tensor) -> Tensor:
-        p = self._pi.detach().reshape(-1, self._event_shape[0])
-        sample: Tensor = ops.brewer(p, self._sizes.reshape(-1), seed, draws)
-        return sample.to(self._given.dtype)
+        return self._draw_rows(ops.brewer, self._pi, seed, draws)
 
     def _log_prob(self, value: Tensor) -> Tensor:
         p = self._pi
         left = (value * (p < 1)).sum(-1)
         if not (left <= MOST_DRAWN).all():
-            raise NotImplementedError(
-                f"`Brewer` has probabilities of subsets up to k = {MOST_DRAWN}; got k = {left.max().item():g}. "
-                "`ConditionalPoisson` and `Sampford` have them for any k."
-            )
+            got = f"got k = {left.max().item():g}. `ConditionalPoisson` and `Sampford` have them for any k."
+            raise NotImplementedError(f"`Brewer` has probabilities of subsets up to k = {MOST_DRAWN}; {got}")
         shape = torch.broadcast_shapes(value.shape, p.shape)
         log = high_entropy.brewer_log_prob(p.expand(shape), self._sizes.expand(shape[:-1]), value.expand(shape))
         return torch.where(is_out(p, value), -torch.inf, log)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from .. import ops
-from .._math import order_sampling
+from .._math import order_sampling, subsets
 from ..relaxations import hard_topk
 from ._design import Design
 from ._parameters import logit
@@ -31,11 +32,8 @@ class OrderDesign(Design):
         return mean.to(self._given.dtype)
 
     def _draw(self, draws: int, seed: Tensor) -> Tensor:
-        theta = self._theta.detach().reshape(-1, self._event_shape[0])
-        sample = order_sampling.draw(
-            self.noise, theta, self._sizes.reshape(-1), seed, draws, ops.uniform, ops.hard_topk
-        )
-        return sample.to(self._given.dtype)
+        draw = partial(order_sampling.draw, self.noise)
+        return self._draw_rows(draw, self._theta, seed, draws, ops.uniform, ops.hard_topk)
 
     def _log_prob(self, value: Tensor) -> Tensor:
         return order_sampling.log_prob(self.noise, self._theta, self._sizes, value)
@@ -106,7 +104,4 @@ class PlackettLuce(OrderDesign):
     def _theta(self) -> Tensor:
         """θ in float64; −inf, without a gradient, for weights of 0."""
         given = self._given.to(torch.float64)
-        if not self._is_probs:
-            return given
-        is_open = given > 0
-        return torch.where(is_open, torch.where(is_open, given, 1.0).log(), -torch.inf)
+        return subsets.safe_log(given) if self._is_probs else given

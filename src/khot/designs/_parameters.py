@@ -14,6 +14,8 @@ from .. import _check, ops
 from .._torch import forward_level
 from ..relaxations import sigmoid_topk
 
+PER_ROW, PER_ITEM = ("k", "temperature"), ("_given", "_permutation")  # what `expand` expands, where it is a tensor
+
 
 class Parameters(Distribution):
     """A distribution over hard or soft k-hot vectors, made from `probs` or `logits` and a size k. Abstract."""
@@ -22,8 +24,7 @@ class Parameters(Distribution):
         "probs": constraints.independent(constraints.unit_interval, 1),
         "logits": constraints.real_vector,
     }
-    takes_fractions: ClassVar[bool] = True
-    """Whether the size may be fractional; samples then have ⌊k⌋ or ⌈k⌉ ones."""
+    takes_fractions: ClassVar[bool] = True  # whether the size may be fractional; samples then have ⌊k⌋ or ⌈k⌉ ones
 
     def __init__(
         self,
@@ -33,21 +34,27 @@ class Parameters(Distribution):
         logits: Tensor | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        given = _check_parameter(probs, logits, k)
-        batch = torch.broadcast_shapes(given.shape[:-1], k.shape) if isinstance(k, Tensor) else given.shape[:-1]
-        self._given = given if given.shape[:-1] == batch else given.expand(*batch, -1)
+        given = self._given = _check_parameter(probs, logits, k)
         self._is_probs = logits is None
         self._kept: dict[str, tuple[list[int], Tensor]] = {}
         self.k: float | Tensor = given.detach().sum(-1, dtype=torch.float64).round() if k is None else k
-        super().__init__(batch, given.shape[-1:], validate_args=False)
+        super().__init__(given.shape[:-1], given.shape[-1:], validate_args=False)
         wanted = Distribution._validate_args if validate_args is None else validate_args
         self._validate_args = wanted and can_read()
         if self._validate_args:
             if self._is_probs:
                 _check_probs(self._given, self._sizes)
-            _check_sizes(self._sizes, given.shape[-1], type(self).__name__, self.takes_fractions)
+            self._check_sizes()
             if not self._is_probs:
                 _check_choice(self._given, self._sizes, "logits", "−inf", "+inf")
+
+    def _check_sizes(self) -> None:
+        k, n = self._sizes, self._event_shape[0]
+        if not ((k >= 0) & (k <= n)).all():
+            raise ValueError(f"`k` must satisfy 0 ≤ k ≤ {n} (number of items); got {extremes(k)}.")
+        if not self.takes_fractions and not (k == k.round()).all():
+            got = f"got {k[k != k.round()][0].item():.9g}. `Pivotal` and `Systematic` take fractions."
+            raise ValueError(f"`k` must be an integer for `{type(self).__name__}`; {got}")
 
     @property
     def parameter(self) -> Tensor:
@@ -67,11 +74,10 @@ class Parameters(Distribution):
     @property
     def _asked(self) -> Tensor:
         """`probs` in float64, before they are rounded to the parameter's dtype; differentiable in the parameter."""
+        given = self._given.to(torch.float64)
         if self._is_probs:
-            return self._given.to(torch.float64).clamp(0, 1)
-        if self._is_moving():
-            return self._probs_of(self._given.to(torch.float64))
-        return self._once("asked", lambda: self._probs_of(self._given.to(torch.float64)))
+            return given.clamp(0, 1)
+        return self._probs_of(given) if self._is_moving() else self._once("asked", lambda: self._probs_of(given))
 
     def _probs_of(self, logits: Tensor) -> Tensor:
         """Return the inclusion probabilities for float64 logits."""
@@ -80,15 +86,14 @@ class Parameters(Distribution):
     def _once(self, name: str, solve: Callable[[], Tensor]) -> Tensor:
         """Return `solve()` without a gradient, (*batch, n), solved once for the present values of the parameter.
 
-        Numbers are kept, never a graph, so that a backward pass frees nothing that is needed again. They are solved for
-        anew after the parameter, k or the result was changed in place. Nothing is kept if an optimizer may change the
-        parameter unnoticed, or while torch traces.
+        It is solved for anew after the parameter, k or the result was changed in place. Nothing is kept if an optimizer
+        may change the parameter unnoticed, or while torch traces.
         """
         if self._is_moving():
             with torch.no_grad():
                 return solve()
         if name not in self._kept or self._kept[name][0] != self._versions(self._kept[name][1]):
-            with torch.inference_mode(False), torch.no_grad():  # they may be asked for again with gradients
+            with torch.inference_mode(False), torch.no_grad():  # it may be asked for again with gradients
                 value = solve()
             self._kept[name] = self._versions(value), value
         return self._kept[name][1]
@@ -96,7 +101,8 @@ class Parameters(Distribution):
     def _is_moving(self) -> bool:
         """Tell whether logits or k take gradients (fused optimizers change them uncounted), or torch traces."""
         tensors = () if self._is_probs else (self._given, self.k)
-        return _is_traced() or any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
+        is_traced = not can_read() or forward_level(forward_ad) >= 0
+        return is_traced or any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
 
     def _versions(self, value: Tensor) -> list[int]:
         """Return how often each tensor that a kept value depends on was changed in place."""
@@ -124,27 +130,22 @@ class Parameters(Distribution):
         new: Self = type(self).__new__(type(self)) if _instance is None else _instance
         shape = torch.Size(batch_shape)
         new.__dict__.update(self.__dict__)
-        new._given = self._given.expand(*shape, -1)
+        for name in (*PER_ROW, *PER_ITEM):
+            if isinstance(value := self.__dict__.get(name), Tensor):
+                new.__dict__[name] = value.expand(shape) if name in PER_ROW else value.expand(*shape, -1)
         new._kept = {name: (versions, t.expand(*shape, -1)) for name, (versions, t) in self._kept.items()}
-        if isinstance(self.k, Tensor):
-            new.k = self.k.expand(shape)
         new._batch_shape = shape
         return new
 
     def __repr__(self) -> str:
-        shape = f"batch_shape={tuple(self._batch_shape)}, n={self._event_shape[0]}"
-        k = self._sizes
-        is_one = k.numel() > 0 and bool((k == k.flatten()[0]).all())
-        return f"{type(self).__name__}({shape}, k={f'{float(k.flatten()[0]):g}' if is_one else 'per row'})"
+        sizes = self._sizes.unique().tolist()
+        k = f"{sizes[0]:g}" if len(sizes) == 1 else "per row"
+        return f"{type(self).__name__}(batch_shape={tuple(self._batch_shape)}, n={self._event_shape[0]}, k={k})"
 
 
 def can_read() -> bool:
     """Tell whether tensor values can be read on the host: not inside torch.compile or a transform of torch.func."""
     return not ops.is_watched()
-
-
-def _is_traced() -> bool:
-    return not can_read() or forward_level(forward_ad) >= 0
 
 
 def logit(p: Tensor) -> Tensor:
@@ -153,43 +154,30 @@ def logit(p: Tensor) -> Tensor:
     return torch.where(is_open, torch.logit(torch.where(is_open, p, 0.5)), torch.logit(p.detach()))
 
 
-# Checks --------------------------------------------------------------------------------------------------------------
-
-
 def _check_parameter(probs: Any, logits: Any, k: Any) -> Tensor:
-    """Return the parameter given; raise unless it is exactly one, with a count that fits."""
+    """Return the parameter given, over the whole batch; raise unless it is exactly one, with a count that fits."""
     if (probs is None) == (logits is None):
         raise ValueError("Give one of `probs` and `logits`; got " + ("both." if probs is not None else "neither."))
-    name, value = ("probs", probs) if logits is None else ("logits", logits)
+    name = "probs" if logits is None else "logits"
+    value: Tensor = probs if logits is None else logits
     _check.scores(value, -1, name)
     if value.shape[-1] == 0:
         raise ValueError(f"`{name}` must have at least one item in its last dim; got {tuple(value.shape)}.")
     if k is None and logits is not None:
         raise ValueError("`k` must be given with `logits`; only `probs` have a sum.")
+    batch = value.shape[:-1]
     if isinstance(k, Tensor):
         if k.dtype == torch.bool or k.is_complex():
             raise TypeError(f"`k` must be an integer or floating tensor; got {k.dtype}.")
         try:
-            torch.broadcast_shapes(k.shape, value.shape[:-1])
+            batch = torch.broadcast_shapes(k.shape, batch)
         except RuntimeError:
-            got = f"{tuple(k.shape)} and {tuple(value.shape[:-1])}"
+            got = f"{tuple(k.shape)} and {tuple(batch)}"
             raise ValueError(f"`k` must broadcast with the batch of `{name}`; got {got}.") from None
         _check.same_device("k", k, value, name)
     elif k is not None:
         _check.count(k, value, -1)
-    checked: Tensor = value
-    return checked
-
-
-def _check_sizes(k: Tensor, n: int, design: str, takes_fractions: bool) -> None:
-    """Raise unless a design of n items can have the sizes k."""
-    if not ((k >= 0) & (k <= n)).all():
-        raise ValueError(f"`k` must satisfy 0 ≤ k ≤ {n} (number of items); got {extremes(k)}.")
-    if not takes_fractions and not (k == k.round()).all():
-        raise ValueError(
-            f"`k` must be an integer for `{design}`; got {k[k != k.round()][0].item():.9g}. "
-            "`Pivotal` and `Systematic` take fractions."
-        )
+    return value.expand(*batch, -1) if value.shape[:-1] != batch else value
 
 
 def _check_choice(scores: Tensor, k: Tensor, name: str, never: str, always: str) -> None:
@@ -218,11 +206,10 @@ def _check_probs(probs: Tensor, k: Tensor) -> None:
         choice = torch.where(probs >= 1, torch.inf, torch.where(probs > 0, 0.0, -torch.inf))
         _check_choice(choice, k, "probs", "0", "1")
     if not (error <= tolerance * k.clamp(min=1)).all():
-        worst = error.argmax()
+        worst, size = (t.flatten()[error.argmax()].item() for t in (total, k))
         raise ValueError(
-            f"`probs` must sum to k, within {tolerance:g}·max(k, 1) for {probs.dtype}; got the sum "
-            f"{total.flatten()[worst].item():.9g} where k = {k.flatten()[worst].item():g}. "
-            "Use `logits=` with `k=`, or, for a fractional size, give `k=` too."
+            f"`probs` must sum to k, within {tolerance:g}·max(k, 1) for {probs.dtype}; got the sum {worst:.9g} where "
+            f"k = {size:g}. Use `logits=` with `k=`, or, for a fractional size, give `k=` too."
         )
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -60,13 +59,6 @@ class Pivotal(Design):
         new.order, new._permutation = "given", ops.order(keys, self._event_shape[0]).view(self._given.shape)
         return new
 
-    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Self:
-        """Return the same design over a larger batch."""
-        new = super().expand(batch_shape, _instance)
-        if self._permutation is not None:
-            new._permutation = self._permutation.expand(*batch_shape, -1)
-        return new
-
     def joint_probs(self) -> Tensor:
         """Return the joint inclusion probabilities (*batch, n, n), in closed form; for the order "given"."""
         mean = self._pi
@@ -80,19 +72,17 @@ class Pivotal(Design):
     def variance_of_sum(self, weights: Tensor) -> Tensor:
         """Return Var(Σ c_i x_i), (*batch), in O(n); for the order "given"."""
         leaves = self._leaves()
-        weights = weights.to(torch.float64)
-        weights = self._ordered(weights.expand(torch.broadcast_shapes(weights.shape, leaves.shape)))
-        return pivotal.variance_of_sum(leaves, weights).to(self._given.dtype)
+        weights = weights.to(torch.float64).expand(torch.broadcast_shapes(weights.shape, leaves.shape))
+        return pivotal.variance_of_sum(leaves, self._ordered(weights)).to(self._given.dtype)
 
     def _draw(self, draws: int, seed: Tensor, is_paired: bool = False) -> Tensor:
         n = self._event_shape[0]
-        p = self._drawn.reshape(-1, n)
         order = None if self._permutation is None else self._permutation.reshape(-1, n)
         if self.order == "shared":
             order = ops.order(noise.stream_key(seed, 1)[None], n)
-        is_integer = self._is_integer().reshape(-1)
+        p, is_integer = self._drawn.reshape(-1, n), self._is_integer().reshape(-1)
         sample: Tensor = ops.pivotal(p, is_integer, seed, order, self.order == "random", draws, is_paired)
-        return sample.to(self._given.dtype)
+        return sample
 
     def _draw_pairs(self, draws: int, seed: Tensor) -> Tensor:
         return self._draw(draws, seed, is_paired=True)
@@ -116,10 +106,10 @@ class Pivotal(Design):
     def _leaves(self) -> Tensor:
         """Return π in the order of the leaves; raise unless there is one for all draws."""
         if self.order != "given":
+            use = 'Use `order="given"`, or `.fix_order(generator)` to draw an order once.'
             raise NotImplementedError(
                 f"A pivotal design with the order {self.order!r} is a mixture over all orders; its probabilities of "
-                'subsets and pairs are known for a given one. Use `order="given"`, or `.fix_order(generator)` to draw '
-                "an order once."
+                f"subsets and pairs are known for a given one. {use}"
             )
         return self._ordered(self._pi)
 
@@ -150,19 +140,10 @@ class Systematic(Design):
         return systematic.joint(self._asked, self._sizes).to(self._given.dtype)
 
     def _draw(self, draws: int, seed: Tensor, is_paired: bool = False) -> Tensor:
-        p = self._drawn.reshape(-1, self._event_shape[0])
-        sample: Tensor = ops.systematic(p, self._sizes.reshape(-1), seed, draws, is_paired)
-        return sample.to(self._given.dtype)
+        return self._draw_rows(ops.systematic, self._drawn, seed, draws, is_paired)
 
     def _draw_pairs(self, draws: int, seed: Tensor) -> Tensor:
         return self._draw(draws, seed, is_paired=True)
 
     def _log_prob(self, value: Tensor) -> Tensor:
-        asked = self._asked
-        sums = asked.cumsum(-1)
-        with torch.no_grad():  # the sums that are sampled, exact where the sum of floats is not
-            one = 1 << systematic.places(asked.shape[-1])
-            exact = systematic.quantised(asked, self._sizes).cumsum(-1).to(torch.float64) / one
-        lower, upper = systematic.bounds(sums + (exact - sums.detach()), value)
-        is_nil = upper <= lower
-        return torch.where(is_nil, -torch.inf, torch.where(is_nil, 1.0, upper - lower).log())
+        return systematic.log_prob(self._asked, self._sizes, value)

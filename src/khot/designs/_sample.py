@@ -1,9 +1,9 @@
-"""Samples with a gradient: k-hot ones and relaxed ones, each as a function and as a distribution."""
+"""Samples with a gradient, each as a function and as a distribution; and totals from samples."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -118,11 +118,10 @@ def _check_feasible(soft: Tensor, dim: int) -> None:
     """Raise if a row of a relaxation is NaN, because a sample cannot be."""
     is_bad = soft.detach().isnan().any(dim)
     if is_bad.any():
-        first = tuple(is_bad.nonzero()[0].tolist())
+        first = f", the first at index {tuple(is_bad.nonzero()[0].tolist())}" if is_bad.ndim else ""
         raise ValueError(
             "`k` must satisfy 0 ≤ k ≤ the number of entries of its row that are neither masked nor −inf, and `x` must "
-            f"not hold NaN; got {int(is_bad.sum())} rows of {is_bad.numel()} that cannot be drawn from"
-            + (f", the first at index {first}." if first else ".")
+            f"not hold NaN; got {int(is_bad.sum())} rows of {is_bad.numel()} that cannot be drawn from{first}."
         )
 
 
@@ -187,18 +186,10 @@ class RelaxedKHot(Parameters):
         """The points of [0, 1]ⁿ that sum to k, as a constraint."""
         return capped_simplex(self.k)
 
-    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Self:
-        """Return the same distribution over a larger batch."""
-        new = super().expand(batch_shape, _instance)
-        if isinstance(self.temperature, Tensor):
-            new.temperature = self.temperature.expand(batch_shape)
-        return new
-
     def rsample(self, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
         """Draw soft k-hot samples, (*sample_shape, *batch, n), differentiable in the parameters."""
         theta = self.logits
-        shape = torch.Size(sample_shape) + theta.shape
-        noisy = theta + noise.gumbel(shape, theta, generator, ops.uniform)
+        noisy = theta + noise.gumbel(torch.Size(sample_shape) + theta.shape, theta, generator, ops.uniform)
         return sigmoid_topk(noisy, self.k, temperature=self.temperature)
 
     def sample(self, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
@@ -221,10 +212,89 @@ class RelaxedKHot(Parameters):
         n = is_open.sum(-1).to(torch.float64)
         z = torch.where(is_open, T[..., None] * torch.logit(y) - torch.where(is_open, theta, 0.0), torch.inf)
         d = torch.where(is_open, y * (1 - y), 0.0)
-        spread = (-z).logsumexp(-1)
         flat = (torch.where(is_open, z, 0.0) + torch.where(is_open, d, 1.0).log()).sum(-1)
-        density = (n - 1) * T.log() + torch.lgamma(n) - flat - n * spread + d.sum(-1).log()
+        density = (n - 1) * T.log() + torch.lgamma(n) - flat - n * (-z).logsumexp(-1) + d.sum(-1).log()
         return density.to(self.logits.dtype)
 
     def __repr__(self) -> str:
         return f"RelaxedKHot(temperature={self.temperature}, {super().__repr__().partition('(')[2]}"
+
+
+def horvitz_thompson(values: Tensor, sample: Tensor, probs: Tensor) -> Tensor:
+    """Estimate the total of `values` from a sample, without bias under any design.
+
+    `Σ_{i in the sample} y_i/π_i`.
+
+    Args:
+        values: y, (…, n). What is not in the sample does not matter, and may be NaN.
+        sample: k-hot, (…, n).
+        probs: the inclusion probabilities π of the design, (…, n); its `mean`. All three broadcast.
+
+    Returns:
+        The estimate, (…); differentiable in `values`, `probs` and a straight-through `sample`.
+
+    Examples:
+        >>> design = khot.designs.Pivotal(torch.tensor([0.2, 0.5, 0.5, 0.8]))
+        >>> y = torch.tensor([1.0, 2.0, 3.0, 4.0])
+        >>> samples = design.sample((1000,), generator=torch.Generator().manual_seed(0))
+        >>> horvitz_thompson(y, samples, design.mean).mean()
+        tensor(9.9970)
+
+    Reference: Horvitz and Thompson, "A generalization of sampling without replacement from a finite universe" (1952).
+    """
+    _check_broadcast(values=values, sample=sample, probs=probs)
+    is_drawn = sample != 0
+    return (sample * torch.where(is_drawn, values, 0.0) / torch.where(is_drawn, probs, 1.0)).sum(-1)
+
+
+def horvitz_thompson_variance(
+    values: Tensor, probs: Tensor, joint_probs: Tensor, *, sample: Tensor | None = None
+) -> Tensor:
+    """Return the variance of `horvitz_thompson` for a design of fixed size, exactly or estimated from a sample.
+
+    `½ Σ_ij (π_i π_j − π_ij)(y_i/π_i − y_j/π_j)²`; with a sample, over its pairs, each divided by π_ij (Sen, Yates and
+    Grundy).
+
+    Args:
+        values: y, (…, n).
+        probs: the inclusion probabilities, (…, n).
+        joint_probs: those of pairs, (…, n, n); a design's `joint_probs()`.
+        sample: k-hot, (…, n), if `values` are known of the sample alone.
+
+    Returns:
+        The variance (…), or an estimate of it without bias if every pair can be drawn.
+
+    Examples:
+        >>> design = khot.designs.Sampford(torch.tensor([0.2, 0.5, 0.5, 0.8], dtype=torch.float64))
+        >>> y = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
+        >>> horvitz_thompson_variance(y, design.mean, design.joint_probs())
+        tensor(0.7576, dtype=torch.float64)
+    """
+    _check_broadcast(values=values, probs=probs)
+    n = values.shape[-1]
+    if not isinstance(joint_probs, Tensor) or tuple(joint_probs.shape[-2:]) != (n, n):
+        got = tuple(joint_probs.shape) if isinstance(joint_probs, Tensor) else type(joint_probs).__name__
+        raise ValueError(f"`joint_probs` must have the shape (…, {n}, {n}); got {got}.")
+    if sample is not None:
+        values = torch.where(sample != 0, values, 0.0)
+    is_possible = probs > 0
+    ratio = torch.where(is_possible, values, 0.0) / torch.where(is_possible, probs, 1.0)
+    apart = (ratio[..., :, None] - ratio[..., None, :]).square()
+    less = probs[..., :, None] * probs[..., None, :] - joint_probs
+    if sample is not None:
+        both = sample[..., :, None] * sample[..., None, :]
+        less = torch.where(both != 0, both * less / torch.where(both != 0, joint_probs, 1.0), 0.0)
+    return (less * apart).sum((-1, -2)) / 2
+
+
+def _check_broadcast(**tensors: Any) -> None:
+    """Raise unless all are real tensors that broadcast."""
+    for name, value in tensors.items():
+        if not isinstance(value, Tensor) or value.is_complex():
+            got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+            raise TypeError(f"`{name}` must be a real torch.Tensor; got {got}.")
+    try:
+        torch.broadcast_shapes(*(value.shape for value in tensors.values()))
+    except RuntimeError:
+        got = ", ".join(f"`{name}` {tuple(value.shape)}" for name, value in tensors.items())
+        raise ValueError(f"These must broadcast: {got}.") from None

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from .. import _check
 from ..designs import ConditionalPoisson, Design
-from ._shared import Objective, check_baseline, draw, evaluate, evaluate_with_gradient, others, with_gradient
+
+Objective = Callable[[Tensor], Tensor]
+"""k-hot samples (…, n) to losses (…), one for each sample and row of the batch."""
+
+
+def takes_objective(estimator: Callable[..., Tensor]) -> bool:
+    """Tell whether an estimator is `(design, fn, …)` → a loss, rather than `(design, sample_shape, …)` → samples.
+
+    A parameter named `fn` decides.
+    """
+    return "fn" in inspect.signature(estimator).parameters
 
 
 def score_function(
@@ -18,7 +32,7 @@ def score_function(
     baseline: float | Tensor = 0.0,
     coordinate_baseline: Tensor | None = None,
     antithetic: bool = False,
-    generator: torch.Generator | None = None,
+    generator: Generator | None = None,
 ) -> Tensor:
     """Estimate ∇E[f(x)] by the score function (REINFORCE): unbiased, for any f, black boxes included.
 
@@ -48,23 +62,18 @@ def score_function(
 
     Reference: Williams (1992); for subsets, Wijk et al., "SFESS" (2024).
     """
-    x = draw(design, num_samples, generator, antithetic)
-    losses = evaluate(fn, x)
+    x = _draw(design, num_samples, generator, antithetic)
+    losses = _evaluate(fn, x)
     if coordinate_baseline is not None:
-        check_baseline("coordinate_baseline", coordinate_baseline, design.batch_shape + design.event_shape)
+        _check_baseline("coordinate_baseline", coordinate_baseline, design.batch_shape + design.event_shape)
         weight = losses.detach()[..., None] - coordinate_baseline
-        return with_gradient(losses, (weight * score_vectors(design, x) * design.parameter).sum(-1))
-    check_baseline("baseline", baseline, design.batch_shape)
-    return with_gradient(losses, (losses.detach() - baseline) * design.log_prob(x))
+        return _with_gradient(losses, (weight * _score_vectors(design, x) * design.parameter).sum(-1))
+    _check_baseline("baseline", baseline, design.batch_shape)
+    return _with_gradient(losses, (losses.detach() - baseline) * design.log_prob(x))
 
 
 def rloo(
-    design: Design,
-    fn: Objective,
-    *,
-    num_samples: int = 2,
-    antithetic: bool = False,
-    generator: torch.Generator | None = None,
+    design: Design, fn: Objective, *, num_samples: int = 2, antithetic: bool = False, generator: Generator | None = None
 ) -> Tensor:
     """Estimate ∇E[f(x)] by leaving one out: unbiased, for any f, with the other samples as the baseline.
 
@@ -90,10 +99,10 @@ def rloo(
     Reference: Kool, van Hoof and Welling, "Buy 4 REINFORCE samples, get a baseline for free!" (2019).
     """
     _check.at_least("num_samples", num_samples, 4 if antithetic else 2)
-    x = draw(design, num_samples, generator, antithetic)
-    losses = evaluate(fn, x)
+    x = _draw(design, num_samples, generator, antithetic)
+    losses = _evaluate(fn, x)
     fixed = losses.detach()
-    return with_gradient(losses, (fixed - others(fixed, antithetic)) * design.log_prob(x))
+    return _with_gradient(losses, (fixed - others(fixed, antithetic)) * design.log_prob(x))
 
 
 def minimum_variance_baseline(design: Design, samples: Tensor, losses: Tensor) -> Tensor:
@@ -110,27 +119,25 @@ def minimum_variance_baseline(design: Design, samples: Tensor, losses: Tensor) -
         (*batch, n), for `score_function`'s `coordinate_baseline`; keep a moving average of it in training.
 
     Examples:
-        >>> seed = torch.Generator().manual_seed(0)
         >>> design = khot.designs.ConditionalPoisson(logits=torch.zeros(4), k=2)
-        >>> x = design.sample((1000,), generator=seed)
+        >>> x = design.sample((1000,), generator=torch.Generator().manual_seed(0))
         >>> minimum_variance_baseline(design, x, x[..., 0] + 1)
         tensor([1.5010, 1.5010, 1.5010, 1.5010])
 
     Reference: Bengio, Léonard and Courville, "Estimating or propagating gradients through stochastic neurons" (2013).
     """
-    square = score_vectors(design, samples).square()
+    square = _score_vectors(design, samples).square()
     total = square.sum(0)
     return (square * losses.detach()[..., None]).sum(0) / torch.where(total > 0, total, 1.0)
 
 
-def score_vectors(design: Design, x: Tensor) -> Tensor:
+def _score_vectors(design: Design, x: Tensor) -> Tensor:
     """Return ∇log p(x) in the design's own parameter, for each sample; (S, *batch, n)."""
     if isinstance(design, ConditionalPoisson) and design.parameter is design.logits:
         return x - design.mean.detach()
     own = design.with_parameter(design.parameter.detach().requires_grad_())
     log_prob = own.log_prob(x)
-    rows = [torch.autograd.grad(each.sum(), own.parameter, retain_graph=True)[0] for each in log_prob]
-    return torch.stack(rows)
+    return torch.stack([torch.autograd.grad(each.sum(), own.parameter, retain_graph=True)[0] for each in log_prob])
 
 
 def taylor_control_variate(
@@ -140,7 +147,7 @@ def taylor_control_variate(
     num_samples: int = 1,
     baseline: float | Tensor | None = None,
     antithetic: bool = False,
-    generator: torch.Generator | None = None,
+    generator: Generator | None = None,
 ) -> Tensor:
     """Estimate by the score function what a first-order expansion about π leaves (MuProp for k-hot): unbiased.
 
@@ -152,8 +159,7 @@ def taylor_control_variate(
         num_samples: how many samples; one evaluation more is made at π.
         baseline: b, close to the mean of the residual in brackets: a number or a tensor that broadcasts to (*batch);
             None takes the mean over the other samples, and 0 if there is one only.
-        antithetic: draw pairs of opposite samples (`Pivotal`, `Systematic`).
-        generator: where the randomness comes from; torch's own if None.
+        antithetic, generator: as for `score_function`.
 
     Returns:
         As `score_function`.
@@ -168,13 +174,13 @@ def taylor_control_variate(
 
     Reference: Gu, Levine, Sutskever and Mnih, "MuProp" (2016).
     """
-    x = draw(design, num_samples, generator, antithetic)
+    x = _draw(design, num_samples, generator, antithetic)
     mean = design.mean
-    losses = evaluate(fn, x)
-    centre, slope = evaluate_with_gradient(fn, mean)
+    losses = _evaluate(fn, x)
+    centre, slope = _evaluate_with_gradient(fn, mean)
     residual = (losses - centre - (slope * (x - mean)).sum(-1)).detach()
     weight = residual - _baseline(baseline, residual, antithetic, design)
-    return with_gradient(losses, weight * design.log_prob(x) + (slope * mean).sum(-1))
+    return _with_gradient(losses, weight * design.log_prob(x) + (slope * mean).sum(-1))
 
 
 def reinmax(
@@ -184,13 +190,11 @@ def reinmax(
     num_samples: int = 1,
     baseline: float | Tensor | None = None,
     antithetic: bool = False,
-    generator: torch.Generator | None = None,
+    generator: Generator | None = None,
 ) -> Tensor:
     """Estimate by second-order straight-through (Heun's rule, ReinMax for k-hot): exact on average for quadratic f.
 
-    `ĝ = ½ Jᵀ∇f(x) + ½ [∇f(x)·(x − π) − b] ∇log p(x)`.
-
-    For other f it is biased, at times more than straight-through.
+    `ĝ = ½ Jᵀ∇f(x) + ½ [∇f(x)·(x − π) − b] ∇log p(x)`. For other f it is biased, at times more than straight-through.
 
     Args:
         design, fn, num_samples, baseline, antithetic, generator: as for `taylor_control_variate`; `fn` is evaluated at
@@ -209,16 +213,66 @@ def reinmax(
 
     Reference: Liu, Dong, Liu, Yu and Gao, "Bridging discrete and backpropagation" (2023), for one-hot.
     """
-    x = draw(design, num_samples, generator, antithetic)
+    x = _draw(design, num_samples, generator, antithetic)
     mean = design.mean
-    losses, slope = evaluate_with_gradient(fn, x)
+    losses, slope = _evaluate_with_gradient(fn, x)
     along = (slope * (x - mean)).sum(-1).detach()
     weight = along - _baseline(baseline, along, antithetic, design)
-    return with_gradient(losses, ((slope * mean).sum(-1) + weight * design.log_prob(x)) / 2)
+    return _with_gradient(losses, ((slope * mean).sum(-1) + weight * design.log_prob(x)) / 2)
+
+
+def _draw(design: Design, num_samples: int, generator: Generator | None, antithetic: bool) -> Tensor:
+    """Draw (num_samples, *batch, n)."""
+    _check.at_least("num_samples", num_samples, 1)
+    return design.sample((num_samples,), generator=generator, antithetic=antithetic)
+
+
+def _evaluate(fn: Objective, x: Tensor) -> Tensor:
+    """Return the losses of samples (…, n); raise unless there is one for each sample and row."""
+    losses: Any = fn(x)
+    if not isinstance(losses, Tensor) or losses.shape != x.shape[:-1]:
+        got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        wanted = f"the shape {tuple(x.shape[:-1])} for samples of shape {tuple(x.shape)}"
+        raise ValueError(f"`fn` must give one loss for each sample, {wanted}; got {got}.")
+    return losses
+
+
+def _evaluate_with_gradient(fn: Objective, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the losses, in the graph of what else `fn` depends on, and their gradient in x."""
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_()
+        losses = _evaluate(fn, leaf)
+        (gradient,) = torch.autograd.grad(losses.sum(), leaf, retain_graph=True)
+    return losses, gradient
+
+
+def others(values: Tensor, antithetic: bool) -> Tensor:
+    """Return the mean over the other samples (dim 0), or over the other antithetic pairs; 0 if there are none."""
+    group = 2 if antithetic else 1
+    sums = values.unflatten(0, (-1, group)).sum(1)
+    if len(sums) == 1:
+        return torch.zeros_like(values)
+    rest: Tensor = (sums.sum(0) - sums) / (group * (len(sums) - 1))
+    return rest.repeat_interleave(group, 0)
+
+
+def _check_baseline(name: str, value: Any, shape: torch.Size) -> None:
+    """Raise unless `value` is a number or a tensor that broadcasts to the shape."""
+    if isinstance(value, Tensor):
+        _check.broadcasts(name, value, tuple(shape), "the design's shape")
+    else:
+        _check.number(name, value)
+
+
+def _with_gradient(value: Tensor, surrogate: Tensor) -> Tensor:
+    """Return the mean of `value`, with the gradient of the mean of `surrogate` added to its own."""
+    extra = surrogate.mean()
+    return value.mean() + (extra - extra.detach())
 
 
 def _baseline(baseline: float | Tensor | None, values: Tensor, antithetic: bool, design: Design) -> float | Tensor:
+    """Return the baseline given, or the mean over the other samples."""
     if baseline is None:
         return others(values, antithetic)
-    check_baseline("baseline", baseline, design.batch_shape)
+    _check_baseline("baseline", baseline, design.batch_shape)
     return baseline

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
+from torch.autograd.function import once_differentiable
 
-from .. import _check, ops
-from .._math import noise, successive
+from .. import _check, _torch, ops
+from .._math import noise, select
 from ..designs import ConditionalPoisson, Design
 from ..relaxations import hard_topk, sigmoid_topk, straight_through
 
 
 def straight_through_sample(
-    design: Design,
-    sample_shape: Sequence[int] = (),
-    *,
-    antithetic: bool = False,
-    generator: torch.Generator | None = None,
+    design: Design, sample_shape: Sequence[int] = (), *, antithetic: bool = False, generator: Generator | None = None
 ) -> Tensor:
     """Draw a k-hot sample with the gradient of its mean: for affine objectives exact and without variance.
 
@@ -34,18 +33,16 @@ def straight_through_sample(
         k-hot, (*sample_shape, *batch, n).
 
     Examples:
-        >>> seed = torch.Generator().manual_seed(0)
         >>> x = torch.tensor([2.0, 1.0, 0.0, -1.0], requires_grad=True)
-        >>> straight_through_sample(khot.designs.Pivotal(logits=x, k=2), generator=seed)
+        >>> straight_through_sample(khot.designs.Pivotal(logits=x, k=2), generator=torch.Generator().manual_seed(0))
         tensor([1., 1., 0., 0.], grad_fn=<AddBackward0>)
     """
-    options = {"antithetic": True} if antithetic else {}
-    hard = design.sample(sample_shape, generator=generator, **options)
+    hard = design.sample(sample_shape, generator=generator, antithetic=antithetic)
     return straight_through(hard, design.mean.expand(hard.shape))
 
 
 def simple(
-    design: ConditionalPoisson, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None
+    design: ConditionalPoisson, sample_shape: Sequence[int] = (), *, generator: Generator | None = None
 ) -> Tensor:
     """Draw as SIMPLE: straight-through with the exact sample and the exact marginals of conditional Poisson.
 
@@ -59,9 +56,8 @@ def simple(
         k-hot, (*sample_shape, *batch, n).
 
     Examples:
-        >>> seed = torch.Generator().manual_seed(0)
         >>> x = torch.tensor([2.0, 1.0, 0.0, -1.0], requires_grad=True)
-        >>> simple(khot.designs.ConditionalPoisson(logits=x, k=2), generator=seed)
+        >>> simple(khot.designs.ConditionalPoisson(logits=x, k=2), generator=torch.Generator().manual_seed(0))
         tensor([1., 1., 0., 0.], grad_fn=<AddBackward0>)
 
     Reference: Ahmed, Zeng, Niepert and Van den Broeck, "SIMPLE" (2023).
@@ -76,7 +72,7 @@ def relaxed(
     *,
     temperature: float | Tensor = 1.0,
     hard: bool = False,
-    generator: torch.Generator | None = None,
+    generator: Generator | None = None,
 ) -> Tensor:
     """Draw a relaxed sample by noise injection, `σ_k((θ + Gumbel noise)/T)`: low variance, biased.
 
@@ -90,9 +86,8 @@ def relaxed(
         In [0, 1], summing to k, (*sample_shape, *batch, n).
 
     Examples:
-        >>> seed = torch.Generator().manual_seed(0)
         >>> design = khot.designs.PlackettLuce(logits=torch.tensor([2.0, 1.0, 0.0, -1.0]), k=2)
-        >>> relaxed(design, temperature=0.5, generator=seed)
+        >>> relaxed(design, temperature=0.5, generator=torch.Generator().manual_seed(0))
         tensor([1.0000, 0.7486, 0.2046, 0.0467])
     """
     noisy = _perturbed(design, sample_shape, generator)
@@ -101,11 +96,7 @@ def relaxed(
 
 
 def xie_ermon(
-    design: Design,
-    sample_shape: Sequence[int] = (),
-    *,
-    temperature: float = 1.0,
-    generator: torch.Generator | None = None,
+    design: Design, sample_shape: Sequence[int] = (), *, temperature: float = 1.0, generator: Generator | None = None
 ) -> Tensor:
     """Draw the relaxed sample of Xie and Ermon, k successive softmaxes of `(θ + Gumbel noise)/T`; for comparison.
 
@@ -119,9 +110,8 @@ def xie_ermon(
         O(nk).
 
     Examples:
-        >>> seed = torch.Generator().manual_seed(0)
         >>> design = khot.designs.PlackettLuce(logits=torch.tensor([2.0, 1.0, 0.0, -1.0]), k=2)
-        >>> xie_ermon(design, temperature=0.5, generator=seed)
+        >>> xie_ermon(design, temperature=0.5, generator=torch.Generator().manual_seed(0))
         tensor([1.0000, 0.9067, 0.0783, 0.0149])
 
     Reference: Xie and Ermon, "Reparameterizable subset sampling via continuous relaxations" (2019).
@@ -130,11 +120,11 @@ def xie_ermon(
     sizes = torch.as_tensor(design.k).unique()
     if len(sizes) != 1 or sizes[0] != sizes[0].round():
         raise NotImplementedError(f"All rows must have the same integer k for `xie_ermon`; got {sizes.tolist()}.")
-    return successive.softmaxes(_perturbed(design, sample_shape, generator), int(sizes[0]), temperature)
+    return select.softmaxes(_perturbed(design, sample_shape, generator), int(sizes[0]), temperature)
 
 
 def stochastic_times_smooth(
-    design: Design, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None
+    design: Design, sample_shape: Sequence[int] = (), *, generator: Generator | None = None
 ) -> Tensor:
     """Draw a k-hot sample times its smooth inclusion probability: a gate, `x·π`, with the gradient of the factor π.
 
@@ -149,9 +139,8 @@ def stochastic_times_smooth(
         k entries above 0, (*sample_shape, *batch, n).
 
     Examples:
-        >>> seed = torch.Generator().manual_seed(0)
         >>> x = torch.tensor([2.0, 1.0, 0.0, -1.0], requires_grad=True)
-        >>> stochastic_times_smooth(khot.designs.Pivotal(logits=x, k=2), generator=seed)
+        >>> stochastic_times_smooth(khot.designs.Pivotal(logits=x, k=2), generator=torch.Generator().manual_seed(0))
         tensor([0.8176, 0.6225, 0.0000, 0.0000], grad_fn=<MulBackward0>)
 
     Reference: Bengio, Léonard and Courville, "Estimating or propagating gradients through stochastic neurons" (2013).
@@ -159,6 +148,114 @@ def stochastic_times_smooth(
     return design.sample(sample_shape, generator=generator) * design.mean
 
 
-def _perturbed(design: Design, sample_shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
+def _perturbed(design: Design, sample_shape: Sequence[int], generator: Generator | None) -> Tensor:
     theta = design.logits
     return theta + noise.gumbel(torch.Size(sample_shape) + theta.shape, theta, generator, ops.uniform)
+
+
+class AdaptiveStep:
+    """A step for `imle` that adapts: λ = α‖θ‖/‖∇f‖, with α raised until a gradient is not all zeros.
+
+    Args:
+        start: α at first.
+        rate: by how much α moves at each backward pass.
+        target: how many entries of a row's gradient should differ from zero, on average.
+        decay: of the moving average of that number.
+
+    Examples:
+        >>> AdaptiveStep().strength
+        1.0
+
+    Reference: Minervini, Franceschi and Niepert, "Adaptive perturbation-based gradient estimation" (2023).
+    """
+
+    def __init__(self, start: float = 1.0, *, rate: float = 1e-3, target: float = 1.0, decay: float = 0.9) -> None:
+        self.strength = start
+        self._rate, self._target, self._decay = rate, target, decay
+        self._changed = target
+
+    def step(self, theta: Tensor, slope: Tensor) -> Tensor:
+        """Return λ, a 0-dimensional tensor; scores of ±inf, which no step moves, do not count."""
+        size, norm = (torch.where(t.isfinite(), t, 0.0).norm() for t in (theta, slope))
+        size, norm = (torch.where(t > 0, t, 1.0) for t in (size, norm))
+        return self.strength * size / norm
+
+    def update(self, gradient: Tensor) -> None:
+        """Adapt α to a gradient, (…, n)."""
+        changed = float((gradient != 0).sum(-1, dtype=torch.float64).mean())
+        self._changed = self._decay * self._changed + (1 - self._decay) * changed
+        self.strength = max(self.strength + (self._rate if self._changed < self._target else -self._rate), self._rate)
+
+
+def imle(
+    design: Design,
+    sample_shape: Sequence[int] = (),
+    *,
+    step: float | AdaptiveStep = 10.0,
+    terms: int = 10,
+    noise_temperature: float = 1.0,
+    generator: Generator | None = None,
+) -> Tensor:
+    """Draw the k-hot top-k of perturbed scores, with its change as scores move by −λ∇f as gradient (I-MLE).
+
+    `ĝ = [top-k(θ + ε) − top-k(θ − λ∇f + ε)]/λ`, with one sum-of-gamma noise ε; k of them are about a Gumbel variable.
+
+    Args:
+        design: whose `logits` θ and k are taken; its law is not: samples are those of perturb-and-MAP.
+        sample_shape, generator: as for `straight_through_sample`.
+        step: λ > 0, or an `AdaptiveStep` to be kept between calls.
+        terms: of the sum of gamma variables.
+        noise_temperature: the scale of the noise.
+
+    Returns:
+        k-hot, (*sample_shape, *batch, n).
+
+    Examples:
+        >>> x = torch.tensor([2.0, 1.0, 0.0, -1.0], requires_grad=True)
+        >>> y = imle(khot.designs.PlackettLuce(logits=x, k=2), generator=torch.Generator().manual_seed(0))
+        >>> y
+        tensor([1., 1., 0., 0.], grad_fn=<_ImleBackward>)
+        >>> torch.autograd.grad(y[0], x)
+        (tensor([ 0.1000,  0.0000,  0.0000, -0.1000]),)
+
+    Reference: Niepert, Minervini and Franceschi, "Implicit MLE" (2021).
+    """
+    if not isinstance(step, AdaptiveStep):
+        _check.positive("step", step)
+    _check.positive("noise_temperature", noise_temperature)
+    _check.at_least("terms", terms, 1)
+    theta = design.logits
+    k = torch.as_tensor(design.k, dtype=torch.float64, device=theta.device)
+    shape = torch.Size(sample_shape) + theta.shape
+    perturbation = noise_temperature * sum_of_gamma(shape, k, terms, theta, generator)
+    result: Tensor = _Imle.apply(theta.expand(shape), perturbation, k, step)
+    return result
+
+
+def sum_of_gamma(shape: torch.Size, k: Tensor, terms: int, like: Tensor, generator: Generator | None) -> Tensor:
+    """Draw (Σ_{i ≤ terms} Gamma(1/k, k/i) − log terms)/k: k of them sum to about a Gumbel variable; `shape`."""
+    size = k.clamp(min=1)[..., None, None]
+    place = torch.arange(1, terms + 1, dtype=torch.float64, device=like.device)
+    gamma = _torch.standard_gamma((1 / size).expand(*shape, terms).contiguous(), generator)
+    return (((gamma * size / place).sum(-1) - math.log(terms)) / size[..., 0]).to(like.dtype)
+
+
+class _Imle(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, theta: Tensor, noise: Tensor, k: Tensor, step: float | AdaptiveStep) -> Tensor:
+        k = k.expand(theta.shape[:-1])
+        chosen = hard_topk(theta + noise, k)
+        ctx.save_for_backward(theta, noise, k, chosen)
+        ctx.step = step
+        return chosen
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        theta, noise, k, chosen = ctx.saved_tensors
+        step = ctx.step.step(theta, slope) if isinstance(ctx.step, AdaptiveStep) else ctx.step
+        moved = hard_topk(theta - step * slope + noise, k)
+        gradient = (chosen - moved) / step
+        if isinstance(ctx.step, AdaptiveStep):
+            ctx.step.update(gradient)
+        return gradient, None, None, None

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from ..designs import Design
 from ..relaxations import sigmoid_topk
-from ._laws import broken_laws, close
+from ._laws import broken_laws, close, must
 
-ALPHA = 1e-3
-"""The chance that a right design fails, over all that is counted in one call; the seed is fixed, so it fails or not."""
+T = TypeVar("T")
+ALPHA = 1e-3  # the chance, over seeds, that a right design fails, over all that is counted in one call
 AT_ONCE = 250_000
 EXACT = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 VECTORS = {
@@ -27,37 +28,8 @@ VECTORS = {
 }
 
 
-class Subject(NamedTuple):
-    """What is being checked, and what it promises."""
-
-    design: Design
-    exact: bool
-    draws: int
-    seed: int
-
-    def generator(self) -> torch.Generator:
-        return torch.Generator(self.design.probs.device).manual_seed(self.seed)
-
-
-class Counts(NamedTuple):
-    """What was seen in `draws` samples."""
-
-    pairs: Tensor
-    """(n, n) how often i and j were in a sample."""
-    subsets: Tensor
-    """(2ⁿ,) how often each subset was, by the number it is in binary."""
-    successive: Tensor
-    """(n,) how often an item was in both of two successive samples; each is in one such couple."""
-    steps: int
-    """How many couples there were."""
-
-
 def check_design(
-    design: Design | Callable[[Tensor], Design],
-    *,
-    exact: bool = True,
-    draws: int = 2_000_000,
-    seed: int = 0,
+    design: Design | Callable[[Tensor], Design], *, exact: bool = True, draws: int = 2_000_000, seed: int = 0
 ) -> None:
     """Raise AssertionError, naming each broken law, unless samples, moments and probabilities of a design agree.
 
@@ -89,160 +61,160 @@ def check_design(
         vectors = {name: torch.tensor(probs, dtype=torch.float64) for name, probs in VECTORS.items()}
         designs = {f" on {name} probabilities": design(probs) for name, probs in vectors.items()}
     for where, each in designs.items():
-        if broken := broken_laws(LAWS, Subject(each, exact, draws, seed)):
+        if broken := broken_laws(Laws(each, exact, draws, seed)):
             raise AssertionError(f"not a right design{where}:" + broken)
 
 
-def sizes(s: Subject) -> None:
-    """Samples have the right shape and size, and are 0 or 1."""
-    n = s.design.event_shape[0]
-    for shape in ((), (7,), (3, 0), (50, 20)):
-        x = s.design.sample(shape, generator=s.generator())
-        assert x.shape == (*shape, n), f"sample({shape}) has the shape {tuple(x.shape)}"
-        assert x.dtype == s.design.probs.dtype, f"samples are {x.dtype}, the parameters {s.design.probs.dtype}"
-        assert bool(s.design.support.check(x).all()), "a sample is not k-hot"
+@dataclass(frozen=True)
+class Laws:
+    """A design, what it promises, and the laws of designs."""
+
+    design: Design
+    exact: bool
+    draws: int
+    seed: int
+
+    def _generator(self) -> torch.Generator:
+        return torch.Generator(self.design.probs.device).manual_seed(self.seed)
+
+    def _sample(self, *shape: int) -> Tensor:
+        return self.design.sample(shape, generator=self._generator())
+
+    def _enumerated(self) -> tuple[Tensor, Tensor]:
+        x = self.design.enumerate_support()
+        return self.design.log_prob(x).exp(), x
+
+    def sizes(self) -> None:
+        """Samples have the right shape and size, and are 0 or 1."""
+        dtype = self.design.probs.dtype
+        for shape in ((), (7,), (3, 0), (50, 20)):
+            x = self._sample(*shape)
+            must(x.shape == shape + self.design.event_shape, f"sample({shape}) has the shape {tuple(x.shape)}")
+            must(x.dtype == dtype, f"samples are {x.dtype}, the parameters {dtype}")
+            must(self.design.support.check(x), "a sample is not k-hot")
+
+    def seeds(self) -> None:
+        """The same seed gives the same bits, another one others."""
+        first, again = self._sample(200), self._sample(200)
+        other = self.design.sample((200,), generator=self._generator().manual_seed(self.seed + 1))
+        must(torch.equal(first, again), "the same seed gives other samples")
+        must((self.design.variance < 1e-3) | (not torch.equal(first, other)), "the seed does not matter")
+
+    def indices(self) -> None:
+        """`sample_indices` names the ones of `sample`."""
+        x = self._sample(50)
+        chosen = self.design.sample_indices((50,), generator=self._generator())
+        hot = torch.zeros(50, x.shape[-1] + 1, dtype=x.dtype).scatter_(1, chosen % (x.shape[-1] + 1), 1.0)
+        must(torch.equal(hot[:, :-1], x), "indices and samples differ")
+
+    def moments(self) -> None:
+        """The mean is what was asked for, and sums to k; the variance is π(1 − π)."""
+        mean = self.design.mean
+        tolerance = EXACT[mean.dtype]
+        if self.exact:
+            close(mean, self.design.probs, "mean and probs", tolerance)
+        close(mean.sum(-1), torch.as_tensor(self.design.k, dtype=mean.dtype), "the sum of the mean", 1e2 * tolerance)
+        close(self.design.variance, mean * (1 - mean), "variance", tolerance)
+
+    def subsets(self) -> None:
+        """Probabilities of all subsets sum to 1, and have the mean, joint probabilities and entropy that are said."""
+        if (listed := _if_offered(self._enumerated)) is None:
+            return
+        p, x = listed
+        tolerance = EXACT[x.dtype]
+        close(p.sum(), 1.0, "the sum of all probabilities", tolerance)
+        close(x.mT @ p, self.design.mean, "mean", tolerance)
+        close(self.design.entropy(), torch.special.entr(p).sum(), "entropy", tolerance)
+        close(self.design.joint_probs(), x.mT @ (p[:, None] * x), "joint probabilities", tolerance)
+
+    def pairs(self) -> None:
+        """Joint probabilities, covariances and variances of sums fit together; at a fixed size, Cov 1 = 0."""
+        joint = _if_offered(self.design.joint_probs)
+        covariance = _if_offered(lambda: self.design.covariance_matrix)
+        if joint is None or covariance is None:
+            return
+        mean = self.design.mean
+        tolerance = EXACT[mean.dtype]
+        close(joint.diagonal(), mean, "the diagonal of the joint probabilities", tolerance)
+        close(covariance, joint - mean[:, None] * mean, "covariance", tolerance)
+        weights = torch.linspace(-1, 2, len(mean), dtype=mean.dtype)
+        close(self.design.variance_of_sum(weights), weights @ covariance @ weights, "variance of a sum", 10 * tolerance)
+        if float(self.design.k).is_integer():
+            close(covariance.sum(-1), 0.0, "the sums of the covariance's rows", 10 * tolerance)
+
+    def batches(self) -> None:
+        """`expand` gives rows of the same law."""
+        wide = self.design.expand((2, 3))
+        must(wide.batch_shape == (2, 3), f"expand((2, 3)) has the batch shape {tuple(wide.batch_shape)}")
+        shape = wide.sample((4,), generator=self._generator()).shape
+        must(shape == (4, 2, 3, *self.design.event_shape), "samples of it")
+        close(wide.mean, self.design.mean.expand(2, 3, -1), "its mean")
+
+    def gradients(self) -> None:
+        """log_prob has the derivatives in `logits` that differences say."""
+        design, x = self.design, self._sample(5)
+        logits = design.logits.detach().to(torch.float64)
+        is_certain = not bool(logits.isfinite().all()) or float(design.variance.min()) < 1e-3
+        if is_certain or _if_offered(lambda: design.log_prob(x)) is None:
+            return
+        is_probs = design.parameter is design.probs  # their sum must stay k, so it is their scores that are moved
+
+        def log_prob(theta: Tensor) -> Tensor:
+            return design.with_parameter(sigmoid_topk(theta, design.k) if is_probs else theta).log_prob(x)
+
+        torch.autograd.gradcheck(log_prob, (logits.requires_grad_(),))
+
+    def frequencies(self) -> None:
+        """Samples have the probabilities of items, pairs and subsets that are said, and are independent."""
+        pairs, subsets, successive, steps = self._counted()
+        n = len(pairs)
+        mean = self.design.mean.to(torch.float64)
+        cells = n + n + n * (n - 1) // 2 + 1
+        _compare(pairs.diagonal(), self.draws, mean, cells, "an inclusion probability")
+        if (joint := _if_offered(self.design.joint_probs)) is not None:
+            upper = torch.triu_indices(n, n, 1).unbind()
+            _compare(pairs[upper], self.draws, joint.to(torch.float64)[upper], cells, "a joint probability")
+        both = "the probability of an item in two successive draws"
+        _compare(successive, steps, mean.square(), cells, both)
+        if (listed := _if_offered(self._enumerated)) is None:
+            return
+        p, x = listed
+        code = (x @ 2.0 ** torch.arange(n, dtype=x.dtype)).long()
+        expected = torch.zeros(2**n, dtype=torch.float64).index_add_(0, code, p.to(torch.float64)) * self.draws
+        stray = int(subsets[expected <= 1e-9].sum())
+        must(stray == 0, f"{stray} samples of subsets that have probability 0")
+        is_rare = expected < 5
+        groups = [(subsets[~is_rare], expected[~is_rare])]
+        if float(expected[is_rare].sum()) >= 5:
+            groups.append((subsets[is_rare].sum()[None], expected[is_rare].sum()[None]))
+        statistic = sum(float(((o - e).square() / e).sum()) for o, e in groups)
+        freedom = sum(len(e) for _, e in groups) - 1
+        if freedom > 0:
+            chance = torch.special.gammaincc(torch.tensor(freedom / 2.0), torch.tensor(statistic / 2))
+            must(chance > ALPHA / cells, f"χ² of subsets is {statistic:.4g} at {freedom} degrees of freedom")
+
+    def _counted(self) -> tuple[Tensor, Tensor, Tensor, int]:
+        """Count draws of pairs (n, n), of subsets (2ⁿ, in binary), of items twice in a couple (n), and couples."""
+        generator, n = self._generator(), self.design.event_shape[0]
+        pairs, successive, subsets = (torch.zeros(*shape, dtype=torch.float64) for shape in ((n, n), (n,), (2**n,)))
+        powers = 2.0 ** torch.arange(n, dtype=torch.float64)
+        steps = 0
+        for start in range(0, self.draws, AT_ONCE):
+            x = self.design.sample((min(AT_ONCE, self.draws - start),), generator=generator).to(torch.float64)
+            pairs += x.mT @ x
+            first, second = x[: len(x) // 2 * 2].unflatten(0, (-1, 2)).unbind(1)
+            successive += (first * second).sum(0)
+            steps += len(first)
+            subsets += torch.bincount((x @ powers).long(), minlength=2**n)
+        return pairs, subsets, successive, steps
 
 
-def seeds(s: Subject) -> None:
-    """The same seed gives the same bits, another one others."""
-    first, again = (s.design.sample((200,), generator=s.generator()) for _ in range(2))
-    other = s.design.sample((200,), generator=s.generator().manual_seed(s.seed + 1))
-    assert torch.equal(first, again), "the same seed gives other samples"
-    assert bool((s.design.variance < 1e-3).all()) or not torch.equal(first, other), "the seed does not matter"
-
-
-def indices(s: Subject) -> None:
-    """`sample_indices` names the ones of `sample`."""
-    x = s.design.sample((50,), generator=s.generator())
-    chosen = s.design.sample_indices((50,), generator=s.generator())
-    hot = torch.zeros(50, x.shape[-1] + 1, dtype=x.dtype).scatter_(1, chosen % (x.shape[-1] + 1), 1.0)
-    assert torch.equal(hot[:, :-1], x), "indices and samples differ"
-
-
-def moments(s: Subject) -> None:
-    """The mean is what was asked for, and sums to k; the variance is π(1 − π)."""
-    mean = s.design.mean
-    tolerance = EXACT[mean.dtype]
-    if s.exact:
-        close(mean, s.design.probs, "mean and probs", tolerance)
-    close(mean.sum(-1), torch.as_tensor(s.design.k, dtype=mean.dtype), "the sum of the mean", 1e2 * tolerance)
-    close(s.design.variance, mean * (1 - mean), "variance", tolerance)
-
-
-def subsets(s: Subject) -> None:
-    """Probabilities of all subsets sum to 1, and have the mean, joint probabilities and entropy that are said."""
+def _if_offered(call: Callable[[], T]) -> T | None:
+    """Return what a design says, or None if it does not offer that."""
     try:
-        p, x = _enumerated(s.design)
+        return call()
     except NotImplementedError:
-        return
-    tolerance = EXACT[x.dtype]
-    close(p.sum(), 1.0, "the sum of all probabilities", tolerance)
-    close(x.mT @ p, s.design.mean, "mean", tolerance)
-    close(s.design.entropy(), torch.special.entr(p).sum(), "entropy", tolerance)
-    close(s.design.joint_probs(), x.mT @ (p[:, None] * x), "joint probabilities", tolerance)
-
-
-def pairs(s: Subject) -> None:
-    """Joint probabilities, covariances and variances of sums fit together; at a fixed size, Cov 1 = 0."""
-    try:
-        joint, covariance = s.design.joint_probs(), s.design.covariance_matrix
-    except NotImplementedError:
-        return
-    mean = s.design.mean
-    tolerance = EXACT[mean.dtype]
-    close(joint.diagonal(), mean, "the diagonal of the joint probabilities", tolerance)
-    close(covariance, joint - mean[:, None] * mean, "covariance", tolerance)
-    weights = torch.linspace(-1, 2, len(mean), dtype=mean.dtype)
-    close(s.design.variance_of_sum(weights), weights @ covariance @ weights, "variance of a sum", 10 * tolerance)
-    k = float(torch.as_tensor(s.design.k))
-    if k == round(k):
-        close(covariance.sum(-1), 0.0, "the sums of the covariance's rows", 10 * tolerance)
-
-
-def batches(s: Subject) -> None:
-    """`expand` gives rows of the same law."""
-    wide = s.design.expand((2, 3))
-    assert wide.batch_shape == (2, 3), f"expand((2, 3)) has the batch shape {tuple(wide.batch_shape)}"
-    assert wide.sample((4,), generator=s.generator()).shape == (4, 2, 3, s.design.event_shape[0]), "samples of it"
-    close(wide.mean, s.design.mean.expand(2, 3, -1), "its mean")
-
-
-def frequencies(s: Subject) -> None:
-    """Samples have the probabilities of items, pairs and subsets that are said, and are independent."""
-    seen = _counted(s)
-    n = len(seen.pairs)
-    mean = s.design.mean.to(torch.float64)
-    cells = n + n + n * (n - 1) // 2 + 1
-    _compare(seen.pairs.diagonal(), s.draws, mean, cells, "an inclusion probability")
-    try:
-        joint = s.design.joint_probs().to(torch.float64)
-    except NotImplementedError:
-        pass
-    else:
-        upper = torch.triu_indices(n, n, 1).unbind()
-        _compare(seen.pairs[upper], s.draws, joint[upper], cells, "a joint probability")
-    _compare(seen.successive, seen.steps, mean.square(), cells, "the probability of an item in two successive draws")
-    try:
-        p, x = _enumerated(s.design)
-    except NotImplementedError:
-        return
-    code = (x @ 2.0 ** torch.arange(n, dtype=x.dtype)).long()
-    expected = torch.zeros(2**n, dtype=torch.float64).index_add_(0, code, p.to(torch.float64)) * s.draws
-    stray = int(seen.subsets[expected <= 1e-9].sum())
-    assert stray == 0, f"{stray} samples of subsets that have probability 0"
-    is_rare = expected < 5
-    groups = [(seen.subsets[~is_rare], expected[~is_rare])]
-    if float(expected[is_rare].sum()) >= 5:
-        groups.append((seen.subsets[is_rare].sum()[None], expected[is_rare].sum()[None]))
-    statistic = sum(float(((o - e).square() / e).sum()) for o, e in groups)
-    freedom = sum(len(e) for _, e in groups) - 1
-    if freedom > 0:
-        chance = float(torch.special.gammaincc(torch.tensor(freedom / 2.0), torch.tensor(statistic / 2)))
-        assert chance > ALPHA / cells, f"χ² of subsets is {statistic:.4g} at {freedom} degrees of freedom"
-
-
-def gradients(s: Subject) -> None:
-    """log_prob has the derivatives in `logits` that differences say."""
-    logits = s.design.logits.detach().to(torch.float64)
-    if not bool(logits.isfinite().all()) or float(s.design.variance.min()) < 1e-3:
-        return
-    x = s.design.sample((5,), generator=s.generator())
-    try:
-        s.design.log_prob(x)
-    except NotImplementedError:
-        return
-
-    is_probs = s.design.parameter is s.design.probs  # their sum must stay k, so it is their scores that are moved
-
-    def log_prob(theta: Tensor) -> Tensor:
-        value = sigmoid_topk(theta, s.design.k) if is_probs else theta
-        return s.design.with_parameter(value).log_prob(x)
-
-    assert torch.autograd.gradcheck(log_prob, (logits.requires_grad_(),))
-
-
-LAWS = (sizes, seeds, indices, moments, subsets, pairs, batches, gradients, frequencies)
-
-
-def _enumerated(design: Design) -> tuple[Tensor, Tensor]:
-    x = design.enumerate_support()
-    return design.log_prob(x).exp(), x
-
-
-def _counted(s: Subject) -> Counts:
-    generator, n = s.generator(), s.design.event_shape[0]
-    pairs, successive = torch.zeros(n, n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
-    subsets = torch.zeros(2**n, dtype=torch.float64)
-    powers = 2.0 ** torch.arange(n, dtype=torch.float64)
-    steps = 0
-    for start in range(0, s.draws, AT_ONCE):
-        x = s.design.sample((min(AT_ONCE, s.draws - start),), generator=generator).to(torch.float64)
-        pairs += x.mT @ x
-        first, second = x[: len(x) // 2 * 2].unflatten(0, (-1, 2)).unbind(1)
-        successive += (first * second).sum(0)
-        steps += len(first)
-        subsets += torch.bincount((x @ powers).long(), minlength=2**n)
-    return Counts(pairs, subsets, successive, steps)
+        return None
 
 
 def _compare(count: Tensor, trials: int, p: Tensor, cells: int, what: str) -> None:

@@ -12,13 +12,13 @@ from torch import Tensor
 from ..designs import ConditionalPoisson, Design
 from ..estimators import takes_objective
 
+Objective = Callable[[Tensor], Tensor]
 EXACT = 1e-10
 MOST_TUPLES = 200_000
-ALPHA = 1e-6
-"""The chance that a right estimator fails where its samples cannot be set, at the fixed seed or not at all."""
+ALPHA = 1e-6  # the chance, over seeds, that a right estimator fails where its samples cannot be set
 
 
-def objectives(n: int) -> dict[str, tuple[int, Callable[[Tensor], Tensor]]]:
+def objectives(n: int) -> dict[str, tuple[int, Objective]]:
     """Return test objectives (…, n) → (…) by name, each with its degree (0: none)."""
     g = torch.Generator().manual_seed(0)
     slope = torch.randn(n, dtype=torch.float64, generator=g)
@@ -62,14 +62,13 @@ def check_estimator(
         - quadratic: ...
     """
     if design is None:
-        theta = torch.tensor([0.9, -0.4, 0.3, -1.1, 0.2], dtype=torch.float64)
-        design = ConditionalPoisson(logits=theta, k=2)
+        design = ConditionalPoisson(logits=torch.tensor([0.9, -0.4, 0.3, -1.1, 0.2], dtype=torch.float64), k=2)
     broken = []
     for name, (of, fn) in objectives(design.event_shape[0]).items():
         if degree is not None and not 0 < of <= degree:
             continue
-        made = _with_leaf(design)
-        exact = exact_gradient(made, fn, made.parameter)
+        own = _with_leaf(design)
+        exact = exact_gradient(own, fn, own.parameter)
         mean, error = expected_gradient(estimator, design, fn, num_samples, draws)
         bias = mean - exact
         if design.parameter is design.probs:  # their sum is fixed, so only differences have a meaning
@@ -81,7 +80,7 @@ def check_estimator(
 
 
 def expected_gradient(
-    estimator: Callable[..., Tensor], design: Design, fn: Callable[[Tensor], Tensor], num_samples: int, draws: int
+    estimator: Callable[..., Tensor], design: Design, fn: Objective, num_samples: int, draws: int
 ) -> tuple[Tensor, Tensor]:
     """Return the mean of the estimate, and how far off it may be; (n) each."""
     count = num_samples if takes_objective(estimator) else 1
@@ -91,12 +90,12 @@ def expected_gradient(
         tuples = torch.cartesian_prod(*[torch.arange(len(x))] * count).view(-1, count)
         rows = _with_leaf(design.expand((len(tuples),)))
         scripted = prescribe(rows, x[tuples].movedim(1, 0))
-        each = estimates(estimator, scripted, fn, count, rows.parameter, generator)
+        each = estimates(estimator, scripted, fn, count, generator)
         if scripted.was_used:
             chance = design.log_prob(x).exp()[tuples].prod(-1).detach()
             return (chance[:, None] * each).sum(0), torch.tensor(EXACT)
     rows = _with_leaf(design.expand((draws,)))
-    each = estimates(estimator, rows, fn, count, rows.parameter, generator)
+    each = estimates(estimator, rows, fn, count, generator)
     allowed = math.sqrt(2) * float(torch.erfinv(torch.tensor(1 - ALPHA, dtype=torch.float64)))
     return each.mean(0), EXACT + allowed * each.std(0) / math.sqrt(draws)
 
@@ -121,24 +120,18 @@ def prescribe(design: Design, samples: Tensor) -> Any:
 
 
 def estimates(
-    estimator: Callable[..., Tensor],
-    design: Design,
-    fn: Callable[[Tensor], Tensor],
-    num_samples: int,
-    parameter: Tensor,
-    generator: torch.Generator,
+    estimator: Callable[..., Tensor], design: Design, fn: Objective, count: int, generator: torch.Generator
 ) -> Tensor:
-    """Return one estimate for each row of the batch, in the design's `parameter`; (rows, n) both."""
-    if takes_objective(estimator):
-        value = estimator(design, fn, num_samples=num_samples, generator=generator) * len(parameter)  # it is a mean
+    """Return one estimate for each row of the batch; (rows, n)."""
+    if takes_objective(estimator):  # a mean over rows
+        value = estimator(design, fn, num_samples=count, generator=generator) * design.batch_shape.numel()
     else:
-        shape = (num_samples,) if num_samples > 1 else ()
-        value = fn(estimator(design, shape, generator=generator)).sum()
-    gradient: Tensor = torch.autograd.grad(value, parameter)[0]
-    return gradient if takes_objective(estimator) else gradient / num_samples
+        value = fn(estimator(design, (), generator=generator)).sum()
+    (gradient,) = torch.autograd.grad(value, design.parameter)
+    return gradient
 
 
-def exact_gradient(design: Design, fn: Callable[[Tensor], Tensor], parameter: Tensor) -> Tensor:
+def exact_gradient(design: Design, fn: Objective, parameter: Tensor) -> Tensor:
     """Return ∇E[f(x)] over all subsets, in the parameter that the design was made from."""
     x = design.enumerate_support()
     (gradient,) = torch.autograd.grad((design.log_prob(x).exp() * fn(x)).sum(), parameter)
