@@ -90,7 +90,7 @@ def work() -> None:
 
 
 class Worker:
-    """A process that has one of the checkouts."""
+    """A process that has one of the checkouts; use it in a `with`."""
 
     def __init__(self, checkout: Path) -> None:
         path = os.pathsep.join((str(checkout / "src"), str(common.ROOT)))
@@ -99,6 +99,12 @@ class Worker:
         self.process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, text=True, env=os.environ | {"PYTHONPATH": path}
         )
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.__exit__(*error)  # closes its input, at which it ends
 
     def time(self, *case: object) -> float:
         """Return the seconds that one call of a case takes."""
@@ -152,8 +158,8 @@ def main() -> int:
         parser.error(f"{args.before} must be a checkout of khot, with src/khot in it")
     shapes = ["8×16", "16×64"] if args.quick else list(SHAPES)
     threads = [1] if args.quick else sorted({1, os.cpu_count() or 1})
-    workers = Worker(common.ROOT), Worker(args.before.resolve())
-    rows, places = measure(*workers, shapes, threads, 3 if args.quick else args.rounds), common.places(args)
+    with Worker(common.ROOT) as new, Worker(args.before.resolve()) as old:
+        rows, places = measure(new, old, shapes, threads, 3 if args.quick else args.rounds), common.places(args)
     common.write(places.results / "checkouts.csv", common.to_csv(rows, digits=4))
     common.write(places.tables / "checkouts.md", report(rows))
     common.show(args, rows, report(rows))

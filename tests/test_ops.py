@@ -175,6 +175,7 @@ def test_the_solver_of_other_devices_reads_nothing_on_the_host():
     torch.testing.assert_close(fixed, khot.sigmoid_topk(x, 5), rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @needs_native
 def test_plain_means_on_the_cpu_whatever_the_default_device_is():
     code = (

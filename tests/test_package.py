@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import pytest
 import torch
 
 import khot
@@ -47,6 +48,7 @@ def test_every_public_function_says_its_shapes_and_has_an_example():
         assert re.search(r"\(…, n\)|any shape", text), name
 
 
+@pytest.mark.slow
 def test_import_is_light():
     """Nothing heavier than torch and numpy: what khot adds to the modules that torch and numpy load is khot."""
     code = (

@@ -9,6 +9,8 @@ from khot.testing import check_relaxation
 from khot.testing._laws import laws
 from khot.testing._relaxation import Relaxation
 
+pytestmark = pytest.mark.slow
+
 
 def unshifted(x, k, *, dim=-1, temperature=1.0, mask=None):
     """Scaled to the sum, as some public code does: entries exceed 1."""

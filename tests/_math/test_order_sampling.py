@@ -9,6 +9,8 @@ import torch
 from khot._math import order_sampling
 from khot._math.order_sampling import GUMBEL, LOGISTIC, Noise, inclusion, log_prob
 
+pytestmark = pytest.mark.slow
+
 NOISES = pytest.mark.parametrize("noise", [GUMBEL, LOGISTIC], ids=["gumbel", "logistic"])
 PI = torch.tensor([0.07, 0.17, 0.41, 0.61, 0.83, 0.91], dtype=torch.float64)  # sums to k = 3
 

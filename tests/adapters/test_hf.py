@@ -11,6 +11,8 @@ from torch import nn
 import khot.hf
 from khot.nn import routing
 
+pytestmark = pytest.mark.slow
+
 transformers = pytest.importorskip("transformers", reason="khot[hf] is not installed")
 
 SMALL = {

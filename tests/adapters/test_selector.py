@@ -21,6 +21,8 @@ from khot import estimators
 from khot.designs import ConditionalPoisson
 from khot.sklearn import KHotSelector, _standardised, find_task, number_of_features
 
+pytestmark = pytest.mark.slow
+
 
 def xor(seed, rows=3000):
     """The product of two of twenty columns: none of them alone says anything."""

@@ -12,6 +12,8 @@ import khot
 from khot import bench
 from khot.bench import BASELINE, COLUMNS, CONTENDERS, Contender, Limit, Settings, measure, peak_memory
 
+pytestmark = pytest.mark.slow
+
 TINY = {"shape": (3, 16), "k": 4, "budget": 1e-3}
 OURS = {BASELINE: CONTENDERS[BASELINE]}
 

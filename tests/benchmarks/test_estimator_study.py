@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks.estimators import ENTRANTS, OBJECTIVES, main, study
 
+pytestmark = pytest.mark.slow
+
 PUBLISHED = {  # bias / variance / error on the paper's objective, over its ten seeds
     "simple": (0.037, 0.012, 0.247),
     "imle": (0.46, 0.031, 0.58),

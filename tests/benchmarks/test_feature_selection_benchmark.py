@@ -14,6 +14,8 @@ from benchmarks.common import ROOT
 from benchmarks.rival_gates import Concrete, GateSelector, L2XGate, StochasticGates
 from benchmarks.selection_sets import KNOWN, mnist, switch, xor_in_noise
 
+pytestmark = pytest.mark.slow
+
 
 def seeded():
     return torch.Generator().manual_seed(0)

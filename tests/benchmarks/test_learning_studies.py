@@ -14,6 +14,8 @@ from benchmarks.learners import LEARNERS
 from benchmarks.learning import BUDGET, TUNING_SEED, Effort, run, train
 from benchmarks.vae import Digits, digits
 
+pytestmark = pytest.mark.slow
+
 TINY = Effort(seeds=(0, 1), steps=4, points=2, rates=(0.1,), tuning_seeds=0, tuning_steps=0)
 STUDIES = [regression.STUDY, vae.STUDY]
 studies = pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)

@@ -12,6 +12,8 @@ from benchmarks import moe_theory as theory
 from benchmarks.common import ROOT
 from khot.bench import Settings, measure
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def one_thread():

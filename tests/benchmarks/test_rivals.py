@@ -13,6 +13,8 @@ from benchmarks import rivals
 from benchmarks.rivals import ALL, published
 from khot.bench import Contender, Limit
 
+pytestmark = pytest.mark.slow
+
 MEASURABLE = [name for name, contender in ALL.items() if contender.fn is not None and contender.kind != "khot"]
 
 

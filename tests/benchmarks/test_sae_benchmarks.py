@@ -13,6 +13,8 @@ from examples import minilm_sae
 from khot.nn import SparseAutoencoder, SparseAutoencoderConfig, SparseAutoencoderMetrics
 from khot.sae import Activations
 
+pytestmark = pytest.mark.slow
+
 TINY = replace(sae.QUICK, seeds=2, steps=3, tokens=2000, tests=500, counts=(2,))
 
 

@@ -15,6 +15,8 @@ from benchmarks.common import COMMITTED, ROOT
 from benchmarks.rivals import ALL
 from khot.bench import Settings, measure
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_tables_are_those_of_the_results():
     rows = speed.read(COMMITTED.results / "speed.csv")
@@ -177,8 +179,8 @@ def test_an_interruption_keeps_the_rows():
 
 @pytest.mark.slow
 def test_checkouts():
-    new, old = checkouts.Worker(common.ROOT), checkouts.Worker(common.ROOT)
-    rows = checkouts.measure(new, old, ["8×16"], [1], 1)
+    with checkouts.Worker(common.ROOT) as new, checkouts.Worker(common.ROOT) as old:
+        rows = checkouts.measure(new, old, ["8×16"], [1], 1)
     assert {row.call for row in rows} == set(checkouts.KINDS)
     assert all(row.forward > 0 for row in rows)
     assert "| shape | plain | mask |" in checkouts.report(rows)

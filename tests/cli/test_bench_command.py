@@ -12,6 +12,8 @@ from khot import bench
 from khot.bench import BASELINE, CONTENDERS, Contender, Result
 from khot.cli._app import app
 
+pytestmark = pytest.mark.slow
+
 
 def run(*arguments):
     return CliRunner().invoke(app, ["bench", *arguments])

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 
+import pytest
 from typer.testing import CliRunner
 
 import khot
@@ -22,11 +23,13 @@ def test_info_says_which_kernels_run_and_why():
     assert f"cpu: {khot.kernels.status()['cpu']}" in result.output
 
 
+@pytest.mark.slow
 def test_module_is_the_command():
     done = subprocess.run([sys.executable, "-m", "khot", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"khot {khot.__version__}\n"
 
 
+@pytest.mark.slow
 def test_missing_extra_is_named():
     code = "import sys; sys.modules['typer'] = None; import khot.cli; khot.cli.main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -16,6 +16,8 @@ from khot.cli._app import app
 from khot.nn import SparseAutoencoder
 from khot.sae import Trainer, open_activations, train
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def acts(tmp_path):

@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 
 from khot.cli._app import app
 
+pytestmark = pytest.mark.slow
+
 QUICK = ("--steps", 40)
 
 

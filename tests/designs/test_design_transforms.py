@@ -11,6 +11,8 @@ from khot import ops
 from khot.designs import ConditionalPoisson, Pivotal, PlackettLuce, RelaxedKHot
 from khot.estimators import relaxed, straight_through_sample
 
+pytestmark = pytest.mark.slow
+
 RELAXED = functools.partial(khot.sample_relaxed_khot, hard=True)
 SAMPLERS = {name: functools.partial(khot.sample_khot, design=design) for name, design in ALL.items()}
 SAMPLERS |= {"shared order": functools.partial(khot.sample_khot, design=functools.partial(Pivotal, order="shared"))}

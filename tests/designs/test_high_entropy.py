@@ -16,6 +16,8 @@ from khot import ops
 from khot._math import natural, subsets
 from khot.designs import Brewer, ConditionalPoisson, Pareto, Pivotal, Sampford, Systematic
 
+pytestmark = pytest.mark.slow
+
 
 def log_elementary(theta: Tensor, k: int) -> Tensor:
     """log e_k by the dynamic programme over items, in logarithms: O(nk), the reference."""

@@ -10,6 +10,8 @@ from torch import Tensor
 import khot
 from khot.designs import KHotStraightThrough, Pivotal, PlackettLuce, RelaxedKHot
 
+pytestmark = pytest.mark.slow
+
 
 @EVERY_EXACT
 def test_sample_khot_has_the_mean_and_the_gradient_of_sigmoid_topk(design):

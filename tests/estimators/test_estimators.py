@@ -16,6 +16,8 @@ from khot.estimators._loss import others
 from khot.testing import check_estimator
 from khot.testing._estimator import exact_gradient, objectives
 
+pytestmark = pytest.mark.slow
+
 P = torch.tensor(
     [0.2, 0.5, 0.45, 0.8, 0.35, 0.7], dtype=torch.float64
 )  # no partial sum is whole, where laws have kinks

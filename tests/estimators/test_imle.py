@@ -10,6 +10,8 @@ from khot import _torch, estimators
 from khot.designs import Pivotal, PlackettLuce
 from khot.estimators._surrogate import sum_of_gamma
 
+pytestmark = pytest.mark.slow
+
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)

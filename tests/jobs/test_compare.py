@@ -5,6 +5,8 @@ import pytest
 
 from khot.jobs import select, select_report
 
+pytestmark = pytest.mark.slow
+
 
 def test_methods_choose_without_the_rows_that_are_scored(monkeypatch):
     """A choice made on all rows finds noise that fits them: on pure noise, scores are those of chance."""

@@ -1,6 +1,10 @@
 """HTML and charts of the reports."""
 
+import pytest
+
 from khot.jobs import _page
+
+pytestmark = pytest.mark.slow
 
 
 def test_everything_from_outside_is_escaped():

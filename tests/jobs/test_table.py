@@ -10,6 +10,8 @@ from select_tables import rewritten, write_table
 
 from khot.jobs.select import TableError, read_table
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def table(tmp_path):

@@ -14,6 +14,8 @@ from khot._math import cdfs, implicit, select, threshold
 from khot.kernels import _native
 from khot.testing import SCORE_KINDS as DISTRIBUTIONS
 
+pytestmark = pytest.mark.slow
+
 needs_native = pytest.mark.skipif(_native.LIBRARY is None, reason=_native.REASON)
 INF, NAN = math.inf, math.nan
 ATOL = {torch.float32: 1e-6, torch.float64: 1e-12}

@@ -96,6 +96,7 @@ except MemoryError as error:
 """
 
 
+@pytest.mark.slow
 @needs_native
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits memory as Linux does")
 @pytest.mark.parametrize("name", ["pivotal", "order"])

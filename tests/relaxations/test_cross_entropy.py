@@ -112,6 +112,7 @@ def test_reductions_and_dtypes_of_targets():
     assert khot.khot_cross_entropy(x.bfloat16(), y).dtype == torch.bfloat16
 
 
+@pytest.mark.compile
 def test_compiles():
     x, y = rows()
     compiled = torch.compile(khot.khot_cross_entropy, fullgraph=True, backend="aot_eager")

@@ -192,6 +192,7 @@ def test_power_of_two_is_euclidean():
     torch.testing.assert_close(khot.power_topk(x, 3, p=2 + 1e-9), khot.euclidean_topk(x, 3), rtol=0, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [1.2, 3.0])
 def test_other_norms(p):
     check_relaxation(
@@ -245,6 +246,7 @@ def test_costs(name):
     torch.testing.assert_close(moved.T, fn(x, 3, costs=costs), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RELAXATIONS)
 def test_gradients_with_costs(name):
     case = RELAXATIONS[name]
@@ -285,14 +287,17 @@ def test_costs_compile_and_vmap():
 # ── one's own ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_student_keeps_every_law():
     check_relaxation(STUDENT, symmetric=True)
 
 
+@pytest.mark.slow
 def test_gumbel_keeps_every_law():
     check_relaxation(GUMBEL, symmetric=False, quantile=lambda p: -(-p.log()).log())
 
 
+@pytest.mark.slow
 def test_a_formula_that_overflows_in_its_derivative():
     check_relaxation(khot.relaxation(lambda z: torch.exp(-torch.exp(-z))), symmetric=False)
 
@@ -315,6 +320,7 @@ def test_given_and_found_parts_agree():
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_wrong_density_is_found():
     def density(z):
         return 2 * torch.sigmoid(z) * torch.sigmoid(-z) ** 2

@@ -16,6 +16,7 @@ from khot.testing import score_vector
 INF, NAN = math.inf, math.nan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RELAXATIONS)
 def test_battery(name):
     khot.testing.check_relaxation(RELAXATIONS[name].fn, **RELAXATIONS[name].promises)
@@ -76,6 +77,7 @@ def test_grid(name, n, dtype):
         ("outlier", 1e-3, 0.5),
     ],
 )
+@pytest.mark.slow
 def test_a_million_scores(name, temperature, k):
     x = scores(name, 10**6, torch.float32)
     assert_solved(khot.sigmoid_topk(x, k, temperature=temperature), x, k, temperature)
@@ -144,6 +146,7 @@ def test_scores_at_the_end_of_the_range(dtype):
         assert p.double().sum().item() == pytest.approx(k, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_fixed_steps_at_a_million_scores_of_two_kinds():
     """A division that was always the line's zero, never the middle, needed a hundred steps here."""
     x = scores("bimodal", 10**6, torch.float32)
@@ -218,6 +221,7 @@ def test_saturated_gradient_is_zero():
     assert bool((gradient == 0).all())
 
 
+@pytest.mark.compile
 def test_compiled_by_inductor():
     x, k = torch.randn(8, 50), torch.full((8,), 3.5)
 
@@ -233,6 +237,7 @@ def test_compiled_by_inductor():
     torch.testing.assert_close(*results)
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("name", ["topk", "topk_pull", "margin", "hard_topk"])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("transposed", [False, True])
@@ -257,6 +262,7 @@ def test_eager_kernels_give_contiguous_results(early_stop):
     assert threshold.margin(x, k, temperature, None, None, cdfs.SIGMOID, early_stop=early_stop).is_contiguous()
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("fn", [khot.sigmoid_topk, khot.log_sigmoid_topk, khot.threshold, khot.hard_topk])
 def test_inductor_along_the_first_dim(fn):
     x = torch.randn(9, 4)

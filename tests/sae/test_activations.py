@@ -12,6 +12,8 @@ from safetensors.torch import save_file
 
 from khot.sae import _activations, check_activations, open_activations
 
+pytestmark = pytest.mark.slow
+
 
 def test_every_form(tmp_path):
     x = matrix()

@@ -14,6 +14,8 @@ from khot.cli._app import app
 from khot.nn import SparseAutoencoder, SparseAutoencoderConfig
 from khot.sae import RECIPES, Trainer, Training, open_activations, train
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def acts(tmp_path):

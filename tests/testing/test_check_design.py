@@ -9,6 +9,8 @@ from khot._math import noise, pivotal
 from khot.designs import ConditionalPoisson, Pareto, Pivotal, PlackettLuce, Sampford, Systematic
 from khot.testing import check_design
 
+pytestmark = pytest.mark.slow
+
 
 @EVERY_EXACT
 def test_exact_designs_pass_the_check(design):

@@ -273,7 +273,8 @@ def _mask(mask: Tensor | None, n: int) -> tuple[Tensor | None, int | None, int, 
         return None, None, 0, 0
     if mask.ndim != 2:
         mask = mask.reshape(-1, n)  # a view, unless inner batch dimensions were broadcast
-    return mask, mask.data_ptr(), *mask.stride()
+    row_stride, stride = mask.stride()
+    return mask, mask.data_ptr(), row_stride, stride
 
 
 def _column(value: Any) -> tuple[Any, int | None, int, float]:

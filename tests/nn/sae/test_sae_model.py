@@ -10,6 +10,8 @@ import khot
 from khot.nn import SparseAutoencoder, SparseAutoencoderConfig, selectors
 from khot.nn.sae._model import geometric_median
 
+pytestmark = pytest.mark.slow
+
 
 def naive(sae, x, seed=0):
     """The same with dense matrices: the loss of a training pass."""
