@@ -166,7 +166,8 @@ def last_dim(name: str, value: Any, n: int) -> None:
 def broadcasts(name: str, value: Tensor, shape: tuple[int, ...], what: str) -> None:
     """Raise unless `value` broadcasts to a shape."""
     got = tuple(value.shape)
-    if len(got) > len(shape) or any(a not in (1, b) for a, b in zip(got[::-1], shape[::-1], strict=False)):
+    last = shape[len(shape) - len(got) :] if len(got) <= len(shape) else ()
+    if len(got) > len(shape) or any(a not in (1, b) for a, b in zip(got, last, strict=True)):
         raise ValueError(f"`{name}` must broadcast to {what}, {shape}; got {got}.")
 
 

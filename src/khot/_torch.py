@@ -44,8 +44,16 @@ def _lacks(name: str) -> NotImplementedError:
 transforms_active: Callable[[], bool] = _get(NAMES[0], lambda: True)
 """Return whether a transform of torch.func is active."""
 
-dispatch_keys: Callable[[Tensor], object] = _get(NAMES[1], lambda t: object())
-"""Return what the dispatcher looks at in a tensor; two ordinary tensors of a device have equal keys."""
+
+class _UnknownKeys:
+    """Unequal to all others."""
+
+    def raw_repr(self) -> object:
+        return object()
+
+
+dispatch_keys: Callable[[Tensor], Any] = _get(NAMES[1], lambda t: _UnknownKeys())
+"""Return what the dispatcher looks at in a tensor; ordinary tensors of a device have keys with an equal `raw_repr`."""
 
 dispatch_modes: Callable[[], int] = _get(NAMES[2], lambda: 1)
 """Return how many TorchDispatchModes are active."""

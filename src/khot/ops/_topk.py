@@ -22,9 +22,9 @@ HAS_NATIVE = _native.LIBRARY is not None
 
 # ── the short cut ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-_PLAIN = [dispatch_keys(torch.empty(0, device="cpu"))]
+_PLAIN = {dispatch_keys(torch.empty(0, device="cpu")).raw_repr()}
 with torch.inference_mode():
-    _PLAIN.append(dispatch_keys(torch.empty(0, device="cpu")))
+    _PLAIN.add(dispatch_keys(torch.empty(0, device="cpu")).raw_repr())
 
 
 def is_watched() -> bool:
@@ -42,7 +42,7 @@ def is_plain(*values: Any) -> bool:
     for value in values:
         kind = type(value)
         if kind is Tensor or kind is Parameter:
-            if dispatch_keys(value) not in _PLAIN:
+            if dispatch_keys(value).raw_repr() not in _PLAIN:
                 return False
         elif kind is not float and value is not None:  # a subclass; and isinstance of a tensor is slow
             return False
