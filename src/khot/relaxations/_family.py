@@ -292,5 +292,6 @@ def margins(
             costs = torch.where(rows.mask, costs, 1.0)  # what cannot be chosen costs nothing, whatever is written there
         infinite = rows.x.isinf()
         per_cost = torch.where(infinite, 0.0, rows.x) / costs
-        rows = rows._replace(x=torch.where(infinite, rows.x.detach(), per_cost))
+        scores = torch.where(infinite, rows.x.detach(), per_cost)
+        rows = _shape.Rows(scores, rows.k, rows.temperature, rows.mask)
     return Margins(ops.margin(rows.x, rows.k, rows.temperature, rows.mask, costs, cdf), rows, costs)
