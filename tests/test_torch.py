@@ -78,21 +78,20 @@ def test_every_private_name_is_listed():
     assert private.search("x = torch._C._dispatch_keys(t)"), "the pattern finds what it should"
 
 
-def test_the_quick_apply_equals_torchs_own():
-    """`derive` under torch.func against `Function.apply` without it: values, gradients and second derivatives."""
-
-    class Cube(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x**3
-
-        @staticmethod
-        def backward(ctx, g):
-            (x,) = ctx.saved_tensors
-            return 3 * x**2 * g
-
+def test_under_torch_func_the_function_is_applied_as_without_it():
+    """torch.func applies the Function of an op past `Function.apply`; autograd, exported and compiled graphs by it."""
+    k, one = torch.tensor(2.0, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64)
     x = torch.randn(5, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda t: _torch.derive(Cube, t), (x,))
-    assert torch.autograd.gradgradcheck(lambda t: _torch.derive(Cube, t), (x,))
-    torch.testing.assert_close(_torch.derive(Cube, x), Cube.apply(x), rtol=0, atol=0)
+
+    def op(t):
+        return torch.ops.khot.topk(t, k, one, None, "sigmoid")
+
+    upstream = torch.randn(5, dtype=torch.float64)
+    value, pull = torch.func.vjp(op, x.detach())
+    torch.testing.assert_close(value, op(x), rtol=0, atol=0)
+    torch.testing.assert_close(pull(upstream)[0], torch.autograd.grad(op(x), x, upstream)[0], rtol=1e-14, atol=0)
+    hessian = torch.func.jacrev(torch.func.jacrev(lambda t: op(t).square().sum()))(x.detach())
+    by_autograd = torch.autograd.functional.hessian(lambda t: op(t).square().sum(), x)
+    torch.testing.assert_close(hessian, by_autograd, rtol=1e-12, atol=1e-14)
+    assert torch.autograd.gradcheck(op, (x,), check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(op, (x,))
