@@ -3,8 +3,6 @@
 A check that one function needs stands beside that function. What tensors hold is not read: bad rows become NaN.
 """
 
-from __future__ import annotations
-
 from numbers import Integral
 from typing import Any
 

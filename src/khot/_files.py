@@ -1,7 +1,5 @@
 """Atomic writes, and a check before long work that a file can be written."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

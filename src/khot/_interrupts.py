@@ -1,7 +1,5 @@
 """Handle Ctrl-C between two steps of a long job."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Callable, Iterator

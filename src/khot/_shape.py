@@ -1,7 +1,5 @@
 """From the user's layout to rows on the last dim, and back: the only `movedim`."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

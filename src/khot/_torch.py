@@ -4,8 +4,6 @@ A name that a version of torch lacks costs speed or a transform, never a wrong n
 mode is on and asks the dispatcher, or refuses what it cannot do. `NAMES` lists them; a test deletes each in turn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter

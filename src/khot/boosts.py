@@ -1,7 +1,5 @@
 """Boosts: how sharply Successive Halving tells the two of a pair apart."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

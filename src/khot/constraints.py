@@ -1,7 +1,5 @@
 """Constraints for torch.distributions: where soft and hard k-hot tensors live."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.distributions import constraints, transforms
@@ -87,7 +85,7 @@ class SigmoidTopKTransform(transforms.Transform):
 
     __hash__ = None  # type: ignore[assignment]
 
-    def with_cache(self, cache_size: int = 1) -> SigmoidTopKTransform:
+    def with_cache(self, cache_size: int = 1) -> "SigmoidTopKTransform":
         """Return the same transform with a cache of that size."""
         return self if self._cache_size == cache_size else SigmoidTopKTransform(self.k, cache_size)
 

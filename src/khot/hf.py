@@ -1,7 +1,5 @@
 """Swap the routers of Hugging Face models for khot's; needs `khot[hf]` for the models themselves."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from functools import cache, partial

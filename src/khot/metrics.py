@@ -1,7 +1,5 @@
 """Measures of a selection."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

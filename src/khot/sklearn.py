@@ -1,7 +1,5 @@
 """Feature selection in scikit-learn's terms: `KHotSelector` trains a gate and a network together."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from numbers import Integral

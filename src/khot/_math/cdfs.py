@@ -4,8 +4,6 @@ Functions of F are elementwise torch operations, differentiable as often as F is
 programs name a cdf by a string, because a number would mean another cdf in another process.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

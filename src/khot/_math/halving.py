@@ -1,7 +1,5 @@
 """Successive halving: a tournament in which each pair is replaced by its weighted mean."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

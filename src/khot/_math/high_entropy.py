@@ -4,8 +4,6 @@ Sampford: p(s) ∝ Π_s w · Σ_s (1 − π), w = π/(1 − π), by accepting sa
 another, with odds that make the inclusion probabilities right.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid

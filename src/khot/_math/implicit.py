@@ -7,8 +7,6 @@ With v = F'(z), S = Σ c·v and w = c·v/S, everything follows from one line:
 All of it is plain differentiable torch, so that backward has a derivative too.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

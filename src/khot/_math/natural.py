@@ -3,8 +3,6 @@
 `margins(θ, k)` is passed by the caller: the z = θ + λ with Σσ(z) = k (`khot.ops.sigmoid_margins`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

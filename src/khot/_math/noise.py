@@ -1,7 +1,5 @@
 """Random numbers by counter: number i of a stream is a function of (seed, stream, i), on every device and kernel."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

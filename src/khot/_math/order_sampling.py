@@ -9,8 +9,6 @@ Scores are float64; −inf is never chosen and +inf always, and both drop out. T
 that #(+inf) ≤ k ≤ #(> −inf). How many nodes the sums take is read on the host.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

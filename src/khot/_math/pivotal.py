@@ -6,8 +6,6 @@ one of them becomes 0 and the left goes on with probability a/s; otherwise one b
 probability (1 − a)/(2 − s). The size of the sample does not depend on the coins.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -3,8 +3,6 @@
 σ_k itself is passed in: it is a public function, of a room above this one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

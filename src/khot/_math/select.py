@@ -1,7 +1,5 @@
 """Selection on the last dim: hard, and by k successive softmaxes."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -5,8 +5,6 @@ points. z is tilted, Σ p = k, so that k is the likeliest count: P(S = k) cannot
 what is aliased below e^{−42} (Bernstein), and of those at most `MOST` have |Φ| ≤ e^{−V(1 − cos ω)} above e^{−42}.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from itertools import combinations

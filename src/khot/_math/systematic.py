@@ -3,8 +3,6 @@
 The probabilities are rounded to integer multiples of 1/F, which sum to k exactly in any order of summation.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -15,8 +15,6 @@ correctly rounded operation, and no cancellation can follow, since a score on th
 twice as far away as τ is.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple, Self
 
 import torch

@@ -1,7 +1,5 @@
 """The contenders of `khot bench`: khot's functions, torch's operators, installed packages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module

@@ -11,8 +11,6 @@ That can be most of the time of a light operator and hides the differences betwe
 start Python with MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=8589934592. Reports say if that was done.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import math

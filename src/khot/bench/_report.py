@@ -1,7 +1,5 @@
 """Turn a measurement into records, CSV, JSON, Markdown and a terminal table. The command line prints them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -95,7 +93,7 @@ def to_markdown(report: Report) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def to_table(report: Report) -> Table:
+def to_table(report: Report) -> "Table":
     """Make a table for the terminal; needs rich."""
     from rich.table import Table
 

@@ -1,7 +1,5 @@
 """The commands, and the two short ones themselves: `khot info` and `khot tour`."""
 
-from __future__ import annotations
-
 import platform
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`khot bench`: your shapes, khot against the field."""
 
-from __future__ import annotations
-
 import difflib
 import os
 import re

@@ -1,7 +1,5 @@
 """`khot sae`: a sparse autoencoder of a file of activations."""
 
-from __future__ import annotations
-
 from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, cast

@@ -1,7 +1,5 @@
 """`khot select`: which k features matter?"""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -106,7 +104,7 @@ def select(
         raise typer.Exit(130)
 
 
-def _show(result: Selection, report: Path | None) -> None:
+def _show(result: "Selection", report: Path | None) -> None:
     from ..jobs.select_report import measure, verdict
 
     console = Console(highlight=False)

@@ -1,7 +1,5 @@
 """What the commands share on a terminal: a table, a progress bar, an error, and the command itself as text."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """What every design has: samples, moments and probabilities, all from a sampler and a log-probability."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar

@@ -3,8 +3,6 @@
 The law p(x) ∝ exp(θ·x) of k-subsets has derivatives in linear time: ∇ log e_k = π, ∇π = Cov, ∇_π θ = Cov⁺.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

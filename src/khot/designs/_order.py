@@ -1,7 +1,5 @@
 """Designs that add noise to scores and take the k greatest."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import ClassVar
 

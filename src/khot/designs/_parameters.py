@@ -1,7 +1,5 @@
 """The parameter and the size of a distribution over k-hot vectors, and the checks of both."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 

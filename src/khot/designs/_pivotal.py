@@ -1,7 +1,5 @@
 """Designs that go along the items once: tree pivotal sampling, the default, and systematic sampling."""
 
-from __future__ import annotations
-
 from typing import Self
 
 import torch

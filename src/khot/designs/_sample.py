@@ -1,7 +1,5 @@
 """Samples with a gradient, each as a function and as a distribution; and totals from samples."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """Loss estimators: the score function, which needs no derivative of the objective, and those that use both."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

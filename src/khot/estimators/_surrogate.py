@@ -1,7 +1,5 @@
 """Surrogate samples: what the forward pass uses is (nearly) k-hot, and it has a gradient."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 Charts are drawn by hand because they follow the page's light and dark colours and a phone's width, and need no extra.
 """
 
-from __future__ import annotations
-
 import math
 import platform
 from collections.abc import Iterable, Mapping, Sequence

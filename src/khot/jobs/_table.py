@@ -1,7 +1,5 @@
 """Tables from CSV, Parquet and npz files: named columns of numbers, and what had to be done to get them."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Sequence

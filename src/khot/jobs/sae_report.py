@@ -1,7 +1,5 @@
 """The report of `khot sae`: one HTML file."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..sae import Point, Run

@@ -3,8 +3,6 @@
 Choices are compared by cross-validated scores of one plain model on what each chooses.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

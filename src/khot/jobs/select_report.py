@@ -1,7 +1,5 @@
 """The report of `khot select`: one HTML file."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The native CPU library: plain C functions over raw pointers, called with ctypes."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 from pathlib import Path

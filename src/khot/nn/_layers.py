@@ -1,7 +1,5 @@
 """Layers that choose k of n: `SigmoidTopK` for any scores, `KHotGate` for features."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from numbers import Integral
 

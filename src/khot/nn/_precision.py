@@ -1,7 +1,5 @@
 """What every layer with numbers in buffers shares: their precision, and how they are printed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Self
 

@@ -1,7 +1,5 @@
 """Schedules: change a number of a module, such as a temperature or a budget, over the steps of training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -4,8 +4,6 @@ A selector of your own is a function with the signature of `Selector`. If it giv
 the others 0, with no gradient, it may say so by an attribute `is_hard = True`: layers then look at k candidates alone.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from torch import Generator, Tensor

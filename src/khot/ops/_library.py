@@ -1,7 +1,5 @@
 """How an op is defined: its schema, its fake, its rule for vmap, its derivative."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The ops that draw, and that solve for the law to draw from."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

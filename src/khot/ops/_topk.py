@@ -1,7 +1,5 @@
 """The threshold ops: the short cut around the dispatcher, the derivatives, and the table of backends."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Relaxations of one's own: a cdf is all they need."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from functools import partial
@@ -29,7 +27,7 @@ def relaxation(
     symmetric: bool = False,
     smooth: bool = True,
     name: str | None = None,
-) -> CustomRelaxation:
+) -> "CustomRelaxation":
     """Make a relaxation of your own from its cdf: `y = F((x − τ)/T)` with `Σ y = k`.
 
     Args:
@@ -86,7 +84,7 @@ def relaxation(
 class CustomRelaxation:
     """A relaxation made by `khot.relaxation`; call it as `khot.sigmoid_topk`."""
 
-    def __init__(self, cdf: cdfs.Cdf, remake: Callable[[], CustomRelaxation]) -> None:
+    def __init__(self, cdf: cdfs.Cdf, remake: "Callable[[], CustomRelaxation]") -> None:
         self._cdf, self._remake = cdf, remake
         self.__name__ = cdf.name
 

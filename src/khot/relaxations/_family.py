@@ -1,7 +1,5 @@
 """σ_k and its siblings: y = F((x − τ)/T) with τ such that Σ y = k, one function for each cdf F."""
 
-from __future__ import annotations
-
 from typing import NamedTuple, Protocol
 
 import torch

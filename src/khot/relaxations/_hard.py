@@ -1,7 +1,5 @@
 """The hard end of the family."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from .. import _check, _shape, ops

@@ -1,7 +1,5 @@
 """k slots instead of one mask: ordered soft top-k, Successive Halving, and the iterative softmax before it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """What follows from the threshold of σ_k: its logarithm, the threshold itself, and losses."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid

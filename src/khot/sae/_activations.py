@@ -1,7 +1,5 @@
 """Activations in a file, mapped into memory, so that data larger than memory work."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

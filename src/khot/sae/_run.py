@@ -1,7 +1,5 @@
 """A training run in a folder: checkpoints, interruptions, results."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -4,8 +4,6 @@ A step is a function of the seed and of its number: the rows it reads, the learn
 randomness of a selector. So the state of the model and of the optimiser is the whole state.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """`check_design`: whether a design draws what it says, and says what it draws."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`check_estimator`: the bias of a gradient estimator, by enumeration."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

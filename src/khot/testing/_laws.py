@@ -1,7 +1,5 @@
 """What checks are made of: scores to try, comparisons, laws, and those that the numbers of a relaxation obey."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

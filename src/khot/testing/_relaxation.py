@@ -1,7 +1,5 @@
 """`check_relaxation`: every law and every transform, on any function with the signature of `khot.sigmoid_topk`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 

@@ -1,7 +1,5 @@
 """The layers of a mixture of experts: a router, and the experts behind it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Routes: by σ_k, and as models have them: softmax, sigmoid gates with a bias, noise, expert choice, binary codes."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus

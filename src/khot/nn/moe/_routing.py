@@ -1,7 +1,5 @@
 """What a routing is, how a route is called, and how even the load of a routing is."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from functools import partial

@@ -4,8 +4,6 @@ An axis finds the entries of the pre-activations x·W + b that the selection is 
 (tokens, latents) never exists as a whole. Numbers are read on the host only where shapes depend on them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Sparse codes: decoded by their indices, differentiated where they are used, their losses and their metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

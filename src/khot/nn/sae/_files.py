@@ -1,7 +1,5 @@
 """The config of a sparse autoencoder, and its files: cfg.json and sae_weights.safetensors, in the form of SAELens."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import asdict, dataclass, fields

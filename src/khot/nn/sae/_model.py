@@ -1,7 +1,5 @@
 """Sparse autoencoders: one selection on three axes."""
 
-from __future__ import annotations
-
 import math
 import os
 from dataclasses import replace
