@@ -45,8 +45,8 @@ class Trained(NamedTuple):
     """What a problem gives to the training loop."""
 
     parameters: list[nn.Parameter]
-    loss: Callable[[float], Tensor]
-    """The loss of a new batch at a temperature."""
+    loss: Callable[[float, float], Tensor]
+    """The loss of a new batch at a temperature and at a fraction of the way."""
     scores: Callable[[float], dict[str, float]]
     """What is measured, at the last temperature: a score for each name, larger is better."""
 
@@ -98,7 +98,7 @@ def loss_on_top_k(generator: torch.Generator, is_standardised: bool) -> Trained:
     with torch.no_grad():
         treat, scale = unit(net(test)[..., 0], is_standardised)
 
-    def loss(temperature: float) -> Tensor:
+    def loss(temperature: float, fraction: float) -> Tensor:
         items, target = draw(32)
         return khot.recall_at_k_loss(treat(net(items)[..., 0]), target, k, temperature=scale * temperature).mean()
 
@@ -106,42 +106,42 @@ def loss_on_top_k(generator: torch.Generator, is_standardised: bool) -> Trained:
 
 
 def straight_through(generator: torch.Generator, is_standardised: bool) -> Trained:
-    """Choose 4 of 20 tokens, hard, so that the sum of their values is right; the choice itself is never shown."""
+    """Choose 4 of 20 tokens, hard, so that their sum is right; the choice itself is never shown."""
     n, k, d = 20, 4, 8
-    direction, value = torch.randn(2, d, generator=generator)
-    net, read = network(d, 32, 1), nn.Linear(d, 1)
+    truth_net, net = network(d, 16, 1), network(d, 32, 1)
 
     def draw(rows: int) -> tuple[Tensor, Tensor, Tensor]:
         tokens = torch.randn(rows, n, d, generator=generator)
-        chosen = khot.hard_topk(tokens @ direction, k)
-        return tokens, chosen, (chosen * (tokens @ value)).sum(-1)
+        with torch.no_grad():
+            chosen = khot.hard_topk(truth_net(3 * tokens)[..., 0], k)
+        return tokens, chosen, (chosen[..., None] * tokens).sum(-2)
 
     test, truth, _ = draw(1000)
     with torch.no_grad():
         treat, scale = unit(net(test)[..., 0], is_standardised)
 
-    def loss(temperature: float) -> Tensor:
+    def loss(temperature: float, fraction: float) -> Tensor:
         tokens, _, target = draw(64)
         scores = treat(net(tokens)[..., 0])
         soft = khot.sigmoid_topk(scores, k, temperature=scale * temperature)
         mask = khot.straight_through(khot.hard_topk(scores, k), soft)
-        return mse_loss(read((mask[..., None] * tokens).sum(-2))[..., 0], target)
+        return mse_loss((mask[..., None] * tokens).sum(-2), target)
 
-    parameters = [*net.parameters(), *read.parameters()]
-    return Trained(parameters, loss, lambda _: {"": overlap(net(test)[..., 0], truth, k)})
+    return Trained(list(net.parameters()), loss, lambda _: {"": overlap(net(test)[..., 0], truth, k)})
 
 
 def gate(generator: torch.Generator, is_sampled: bool) -> Trained:
-    """Find the 4 of 60 features that a target needs: two of them matter only together."""
+    """Find the 4 of 60 features that a target needs: two of them matter only together. Samples shrink from 60 to 4."""
     n, k = 60, 4
     places = torch.randperm(n, generator=generator)[:k]
     net = network(n, 32, 1)
     layer = KHotGate(n, k) if is_sampled else KHotGate(n, k, design=None)
 
-    def loss(temperature: float) -> Tensor:
+    def loss(temperature: float, fraction: float) -> Tensor:
         x = torch.randn(128, n, generator=generator)
         a, b, c, d = x[:, places].unbind(-1)
         layer.temperature.fill_(temperature)
+        layer.budget.fill_(round(geometric(n, k, fraction)) if is_sampled else k)
         return mse_loss(net(layer(x, generator=generator))[:, 0], a * b + c + 0.7 * d)
 
     truth = torch.zeros(n).index_fill(0, places, 1.0)
@@ -171,7 +171,7 @@ def router(generator: torch.Generator, is_standardised: bool) -> Trained:
         route = routing.sigma_topk(treat(gate(x)), k, temperature=scale * temperature, normalize=True)
         return (route.weights * experts(x).gather(-1, route.indices)).sum(-1)
 
-    def loss(temperature: float) -> Tensor:
+    def loss(temperature: float, fraction: float) -> Tensor:
         x, y = draw(256)
         return mse_loss(predict(x, temperature), y)
 
@@ -191,7 +191,7 @@ def sample(generator: torch.Generator, draw: Callable[..., Tensor]) -> Trained:
     def error(mask: Tensor) -> Tensor:
         return (mask @ columns - target).square().sum(-1) / target.square().sum()
 
-    def loss(temperature: float) -> Tensor:
+    def loss(temperature: float, fraction: float) -> Tensor:
         return error(draw(theta.expand(8, n), k, temperature=temperature, generator=generator)).mean()
 
     return Trained([theta], loss, lambda _: {"": 100 - 100 * float(error(khot.hard_topk(theta, k)))})
@@ -220,7 +220,7 @@ def attention(generator: torch.Generator, is_standardised: bool) -> Trained:
         weights = khot.sigmoid_topk(treat(attend(q, keys)), k, temperature=scale * temperature) / k
         return (weights * values).sum(-1)
 
-    def loss(temperature: float) -> Tensor:
+    def loss(temperature: float, fraction: float) -> Tensor:
         q, keys, values, target = draw(128)
         return mse_loss(read(q, keys, values, temperature), target)
 
@@ -243,8 +243,8 @@ def each_scale(use: str, make: Callable[..., Trained], rate: float, steps: int) 
 PROBLEMS: dict[str, Problem] = {
     **each_scale("loss", loss_on_top_k, 0.003, 300),
     **each_scale("straight-through", straight_through, 0.003, 500),
-    "gate, sampled": Problem(partial(gate, is_sampled=True), 0.01, 1000),
-    "gate, soft": Problem(partial(gate, is_sampled=False), 0.01, 1000),
+    "gate, sampled": Problem(partial(gate, is_sampled=True), 0.01, 400),
+    "gate, soft": Problem(partial(gate, is_sampled=False), 0.01, 400),
     **each_scale("router", router, 0.03, 500),
     "sample_khot": Problem(partial(sample, draw=khot.sample_khot), 0.05, 500),
     "sample_relaxed_khot": Problem(partial(sample, draw=khot.sample_relaxed_khot), 0.05, 500),
@@ -263,7 +263,8 @@ def train(problem: Problem, start: float, end: float, seed: int, steps: int) -> 
         trained = problem.make(torch.Generator().manual_seed(seed))
         adam = torch.optim.Adam(trained.parameters, lr=problem.rate)
         for step in range(steps):
-            loss = trained.loss(geometric(start, end, min(1.0, step / (0.8 * steps))))
+            fraction = min(1.0, step / (0.8 * steps))
+            loss = trained.loss(geometric(start, end, fraction), fraction)
             adam.zero_grad()
             loss.backward()
             adam.step()
