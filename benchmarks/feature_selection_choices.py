@@ -161,7 +161,7 @@ def main() -> int:
             return 130
         common.write(results, to_csv(measured))
     rows = from_csv(results.read_text(encoding="utf-8"))
-    common.write(places.tables / "feature-selection-choices.md", table(rows))
+    common.write_table(places.tables / "feature-selection-choices.md", table(rows))
     common.write(places.images / "feature-selection-choices.svg", common.svg(figure(rows)))
     common.show(args, rows, table(rows))
     return 130 if is_interrupted else 0

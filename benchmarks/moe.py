@@ -210,7 +210,7 @@ def main() -> int:
         common.write(places.results / "moe_load.csv", to_csv(curves))
     found = from_csv((places.results / "moe.csv").read_text(encoding="utf-8"))
     curves = from_csv((places.results / "moe_load.csv").read_text(encoding="utf-8"))
-    common.write(places.tables / "moe.md", table(found))
+    common.write_table(places.tables / "moe.md", table(found))
     common.write(places.images / "moe-load.svg", common.svg(figure(curves)))
     common.show(args, found, table(found))
     return 130 if is_interrupted else 0

@@ -269,7 +269,7 @@ def main() -> int:
         return 130
     places = common.places(args)
     common.write(places.results / "successive_halving.csv", common.to_csv(rows))
-    common.write(places.tables / "successive-halving.md", tables(rows))
+    common.write_table(places.tables / "successive-halving.md", tables(rows))
     common.write(places.images / "halving-quality.svg", draw(rows, "nccs", "normalised Chamfer cosine", log=False))
     common.write(places.images / "halving-time.svg", draw(rows, "ms_per_item", "ms per item", log=True))
     common.show(args, rows, tables(rows))
