@@ -3,7 +3,7 @@
 Temperatures are given in the unit of each problem: the standard deviation of a row of scores (of a standardised row it
 is 1; of a free one it is measured before training), the scale of the noise for samples, and 1 for scores that start at
 zero. Whatever is trained, what is measured is the hard choice, unless the row says "used soft". Larger is better.
-Writes results/temperature.csv and the tables of docs/start/temperature.md.
+Writes results/temperature.csv, and the tables and the picture of docs/start/temperature.md.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ CONSTANT = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 ANNEALED = ((3.0, 0.3), (3.0, 0.03), (1.0, 0.1))
 SETTINGS = (*((t, t) for t in CONSTANT), *ANNEALED)
 """Pairs of the first and the last temperature; the way between is geometric and takes 4/5 of the steps."""
+SHAPES = ((8, 2), (64, 8), (1024, 32))
+WRITTEN = "<!-- Written by benchmarks/temperature.py; do not edit. -->\n\n"
 QUICK = ((0.1, 0.1), (1.0, 1.0), (3.0, 0.3))
 
 
@@ -302,7 +304,7 @@ def table(rows: Sequence[Row]) -> str:
             cells.append(f"{mark}{mean:.1f}{mark} ± {error:.1f}")
         lines.append([use, *cells])
     head, *body = ("| " + " | ".join(line) + " |" for line in lines)
-    return "\n".join([head, "| :--- |" + " ---: |" * len(settings), *body])
+    return f"{WRITTEN}{head}\n| :--- |{' ---: |' * len(settings)}\n" + "\n".join(body) + "\n"
 
 
 def near_best(scores: dict[tuple[float, float], list[float]]) -> list[tuple[float, float]]:
@@ -321,8 +323,8 @@ def _scores(rows: Sequence[Row], use: str, setting: tuple[float, float]) -> list
 
 
 def hardness(rows: int = 2000) -> str:
-    """How hard σ_k is at a temperature: normal scores, no training. The same seed each time."""
-    lines = ["| T / std | " + " | ".join(f"n = {n}, k = {k}" for n, k in SHAPES) + " |", "| ---: |" + " ---: |" * 3]
+    """Return how hard σ_k is at a temperature, for normal scores and without training."""
+    lines = ["| T / std | " + " | ".join(f"n = {n}, k = {k}" for n, k in SHAPES) + " |", "| ---: " * 4 + "|"]
     for temperature in CONSTANT:
         cells = []
         for n, k in SHAPES:
@@ -332,18 +334,14 @@ def hardness(rows: int = 2000) -> str:
             between = ((y > 0.05) & (y < 0.95)).sum(-1).float().mean()
             cells.append(f"{100 * share:.0f} %, {between:.1f}")
         lines.append(f"| {temperature:g} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-SHAPES = ((8, 2), (64, 8), (1024, 32))
+    return WRITTEN + "\n".join(lines) + "\n"
 
 
 def read(path: Path = common.COMMITTED.results / "temperature.csv") -> list[Row]:
     """Return the committed rows."""
     with path.open(encoding="utf-8") as file:
-        return [
-            Row(use, float(a), float(b), int(seed), float(score)) for use, a, b, seed, score in [*csv.reader(file)][1:]
-        ]
+        _, *rows = csv.reader(file)
+    return [Row(use, float(start), float(end), int(seed), float(score)) for use, start, end, seed, score in rows]
 
 
 def main() -> int:
@@ -357,9 +355,8 @@ def main() -> int:
     places = common.places(args, is_partial=is_interrupted)
     common.write(places.results / "temperature.csv", common.to_csv(rows, digits=6))
     text = table(rows)
-    if places == common.COMMITTED:
-        page = with_part(PAGE.read_text(encoding="utf-8"), "temperature", text)
-        common.write(PAGE, with_part(page, "hardness", hardness()))
+    common.write_table(places.tables / "temperature.md", text)
+    common.write_table(places.tables / "temperature-hardness.md", hardness())
     common.show(args, rows, text)
     return 130 if is_interrupted else 0
 
