@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, mse_loss
 
 import khot
 from benchmarks import common
+from benchmarks.style import BLUE, GREEN, ORANGE, PINK, panels, styled
 from khot.nn import KHotGate, geometric, routing
 
 CONSTANT = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -337,6 +339,38 @@ def hardness(rows: int = 2000) -> str:
     return WRITTEN + "\n".join(lines) + "\n"
 
 
+@styled
+def figure(rows: Sequence[Row]) -> Figure:
+    """How hard σ_k is at a temperature, and what a constant temperature loses against the best one, by use."""
+    picture, ((left, *others),) = panels(1, 3, 4.4)
+    sweep = torch.logspace(-2, 1, 61)
+    for (n, k), color in zip(SHAPES, (BLUE, ORANGE, GREEN), strict=True):
+        x = torch.randn(500, 1, n, generator=torch.Generator().manual_seed(0))
+        y = khot.sigmoid_topk(x.expand(-1, len(sweep), -1), k, temperature=sweep)
+        left.plot(sweep, 100 * (y * khot.hard_topk(x, k)).sum(-1).mean(0) / k, color=color, label=f"n = {n}, k = {k}")
+    left.set(title="how hard is the choice?", ylabel="% held by the k best entries", ylim=(0, 102))
+    left.legend(loc="upper right")
+    uses = {
+        "loss": BLUE,
+        "straight-through": ORANGE,
+        "router": GREEN,
+        "attention": PINK,
+    }
+    for axes, kind in zip(others, ("free", "standardised"), strict=True):
+        for use, color in uses.items():
+            name = f"{use}, {kind}" + (", used soft" if use == "attention" else "")
+            means = [common.mean_and_error(_scores(rows, name, (t, t)))[0] for t in CONSTANT]
+            axes.plot(CONSTANT, [mean - max(means) for mean in means], "o-", color=color, label=use, markersize=4)
+        axes.set(title=f"{kind} scores", ylim=(-42, 2), yticks=(-40, -30, -20, -10, 0))
+        axes.grid(True, axis="y")
+    others[0].set_ylabel("points lost against the best T")
+    others[0].legend(loc="lower center")
+    for axes in (left, *others):
+        axes.set(xscale="log", xlabel="T / standard deviation")
+        axes.set_xticks((0.01, 0.1, 1, 10), ("0.01", "0.1", "1", "10"))
+    return picture
+
+
 def read(path: Path = common.COMMITTED.results / "temperature.csv") -> list[Row]:
     """Return the committed rows."""
     with path.open(encoding="utf-8") as file:
@@ -346,17 +380,20 @@ def read(path: Path = common.COMMITTED.results / "temperature.csv") -> list[Row]
 
 def main() -> int:
     parser = common.parser(__doc__, "two seeds, three settings, a fiftieth of the steps")
+    parser.add_argument("--redraw", action="store_true", help="write the tables and the picture of the committed rows")
     parser.add_argument("--seeds", type=int, default=8, metavar="N", help="trainings of each (8)")
     args = parser.parse_args()
     torch.set_num_threads(1)
     seeds, settings, share = (2, QUICK, 0.02) if args.quick else (args.seeds, SETTINGS, 1.0)
-    rows: list[Row] = []
-    is_interrupted = common.collect(run(seeds, settings, share), rows)
+    rows: list[Row] = read() if args.redraw else []
+    is_interrupted = not args.redraw and common.collect(run(seeds, settings, share), rows)
     places = common.places(args, is_partial=is_interrupted)
     common.write(places.results / "temperature.csv", common.to_csv(rows, digits=6))
     text = table(rows)
     common.write_table(places.tables / "temperature.md", text)
     common.write_table(places.tables / "temperature-hardness.md", hardness())
+    if set(CONSTANT) <= {start for start, _ in settings}:
+        common.write_picture(places.images / "temperature-uses.svg", figure(rows))
     common.show(args, rows, text)
     return 130 if is_interrupted else 0
 
