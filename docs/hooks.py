@@ -161,8 +161,18 @@ def linked(text: str, uri: str, known: set[str]) -> str:
 
 
 def display(latex: str) -> str:
-    """Return a displayed formula as MathML; one formula for each line, if the lines end in two backslashes."""
-    return f'<div class="math-block">{convert(latex.strip(), display="block")}</div>'
+    """Return a displayed formula as MathML."""
+    return f'<div class="math-block">{mathml(latex.strip(), "block")}</div>'
+
+
+FENCES = {r"\lvert": r"\left|", r"\rvert": r"\right|", r"\lVert": r"\left\Vert ", r"\rVert": r"\right\Vert "}
+
+
+def mathml(latex: str, display: str = "inline") -> str:
+    """Return a formula as MathML, with what browsers need: upright names, and bars that know their side."""
+    text = re.sub(r"\\mathrm\{([^{}]{2,})\}", r"\\text{\1}", latex)
+    text = re.sub(r"\\[lr][vV]ert(?![a-z])", lambda bar: FENCES[bar[0]], text)
+    return convert(re.sub(r"\\log(?= [\\\w])", r"\\log\\,", text), display=display)
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
@@ -172,4 +182,4 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
 
 def typeset(text: str) -> str:
     """Return HTML with the formulas that arithmatex marked as MathML."""
-    return INLINE_MATH.sub(lambda match: convert(html.unescape(match[1])), text)
+    return INLINE_MATH.sub(lambda match: mathml(html.unescape(match[1])), text)

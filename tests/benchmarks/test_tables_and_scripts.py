@@ -103,7 +103,7 @@ def test_halving_cells():
     rows = [halving.measure(16, 2, method, error=0.05, seconds=0.1) for method in halving.methods(16)]
     text = halving.tables(rows)
     assert "| 16, 2 | 0.968 |" in text
-    assert "<svg" in halving.draw(rows, "nccs", "quality", log=False)
+    assert "<svg" in common.svg(halving.draw(rows, "nccs", "quality", log=False))
 
     def choose(e, v, k):
         return e.gather(1, v.topk(k).indices[..., None].expand(-1, -1, halving.DEPTH))
