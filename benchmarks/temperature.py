@@ -349,7 +349,7 @@ def figure(rows: Sequence[Row]) -> Figure:
         y = khot.sigmoid_topk(x.expand(-1, len(sweep), -1), k, temperature=sweep)
         left.plot(sweep, 100 * (y * khot.hard_topk(x, k)).sum(-1).mean(0) / k, color=color, label=f"n = {n}, k = {k}")
     left.set(title="how hard is the choice?", ylabel="% held by the k best entries", ylim=(0, 102))
-    left.legend(loc="upper right")
+    left.legend(loc="lower left", handlelength=1.2)
     uses = {
         "loss": BLUE,
         "straight-through": ORANGE,
