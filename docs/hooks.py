@@ -42,7 +42,7 @@ def on_config(config: Any) -> Any:
     docs = Path(config.docs_dir)
     pages = sorted(path.relative_to(docs).as_posix() for path in docs.rglob("*.md"))
     config.nav = expand(config.nav, [page for page in pages if page not in set(named(config.nav))])
-    version = re.search(r'"(.+)"', (ROOT / "src" / "khot" / "_version.py").read_text()).group(1)
+    version = re.search(r'__version__ = "(.+)"', (ROOT / "src" / "khot" / "_version.py").read_text()).group(1)
     config.copyright = f"khot {version} · Apache License 2.0"
     fence = {"name": "math", "class": "math", "format": lambda source, *_, **__: display(source)}
     config.mdx_configs.setdefault("pymdownx.superfences", {})["custom_fences"] = [fence]
