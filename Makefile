@@ -1,4 +1,4 @@
-# make run | test | check | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | study | selection | sae | sae-minilm | moe | kill | clean
+# make run | test | check | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | study | temperature | selection | sae | sae-minilm | moe | kill | clean
 # One virtual environment, .venv, with khot installed editable; each target installs the extras it needs, once.
 
 PYTHON ?= python3
@@ -8,7 +8,7 @@ BIN := .venv/bin
 NATIVE := src/khot/kernels/native
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test check compare lint docs doctest sanitize wheels figures grid speed halving solver-error study moe selection sae sae-minilm kill clean
+.PHONY: run test check compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm kill clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
@@ -80,6 +80,10 @@ study: $(call stamp,test)
 	$(BIN)/python -m benchmarks.estimators
 	$(BIN)/python -m benchmarks.regression
 	$(BIN)/python -m benchmarks.vae
+
+# Which temperature? Five minutes; the files that docs/start/temperature.md shows.
+temperature: $(call stamp,test)
+	$(BIN)/python -m benchmarks.temperature
 
 # Which router? An hour; the files that docs/moe.md shows.
 moe: $(call stamp,test)
