@@ -25,6 +25,8 @@ MADE = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelo
 """Pages of the site, and the files of the repository that they are."""
 COPIED = ("examples",)
 """Folders of the repository whose files the site has too, so that pages may link to them."""
+BOOST = {"": 2, "start": 2, "api": 0.5}
+"""How much more, by folder, a page counts in the search: guides stand before signatures."""
 
 FENCE = re.compile(r"^(?P<tick>`{3,}|~{3,}).*?^(?P=tick)[ \t]*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>(?:[^\[\]]|\[[^\[\]]*\])*)\]\((?P<target>[^()\s]+)\)")
@@ -84,6 +86,7 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Turn a page as a code host shows it into one as the site does."""
     uri = page.file.src_uri
+    page.meta.setdefault("search", {})["boost"] = BOOST.get(uri.rpartition("/")[0], 1)
     return site_markdown(markdown, uri, {file.src_uri for file in files})
 
 
