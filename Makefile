@@ -33,9 +33,13 @@ doctest: $(call stamp,test)
 docs: $(call stamp,docs)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-figures: $(call stamp,docs)
-	$(BIN)/python docs/make_figures.py
+# What stands in the docs and is made from the code: names, line numbers and pictures. The last takes a minute and Chromium.
+figures: $(call stamp,test)
+	$(BIN)/python docs/make_api.py
 	$(BIN)/python docs/make_architecture.py
+	$(BIN)/python docs/make_figures.py
+	$(BIN)/python -m benchmarks.pictures
+	$(BIN)/python docs/make_screenshot.py
 
 # The C entry points under the address and undefined-behaviour sanitizers, with 100,000 random cases.
 SANITIZE := $(CXX) -O1 -g -std=c++17 -fopenmp -fno-math-errno -ffp-contract=off -fsanitize=address,undefined -fno-sanitize-recover=all -I$(NATIVE)

@@ -53,11 +53,11 @@ FIGURES: dict[str, Callable[[], Any]] = {
 """What makes each picture, by its name in docs/img."""
 
 
-def main() -> None:
+def redraw() -> None:
     """Draw all of them."""
     for name, draw in FIGURES.items():
         write_picture(COMMITTED.images / f"{name}.svg", draw())
 
 
 if __name__ == "__main__":
-    main()
+    redraw()

@@ -25,6 +25,8 @@ MADE = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelo
 """Pages of the site, and the files of the repository that they are."""
 COPIED = ("examples",)
 """Folders of the repository whose files the site has too, so that pages may link to them."""
+BOOST = {"": 2, "start": 2, "api": 0.5}
+"""How much more, by folder, a page counts in the search: guides stand before signatures."""
 
 FENCE = re.compile(r"^(?P<tick>`{3,}|~{3,}).*?^(?P=tick)[ \t]*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>(?:[^\[\]]|\[[^\[\]]*\])*)\]\((?P<target>[^()\s]+)\)")
@@ -42,7 +44,7 @@ def on_config(config: Any) -> Any:
     docs = Path(config.docs_dir)
     pages = sorted(path.relative_to(docs).as_posix() for path in docs.rglob("*.md"))
     config.nav = expand(config.nav, [page for page in pages if page not in set(named(config.nav))])
-    version = re.search(r'"(.+)"', (ROOT / "src" / "khot" / "_version.py").read_text()).group(1)
+    version = re.search(r'__version__ = "(.+)"', (ROOT / "src" / "khot" / "_version.py").read_text()).group(1)
     config.copyright = f"khot {version} · Apache License 2.0"
     fence = {"name": "math", "class": "math", "format": lambda source, *_, **__: display(source)}
     config.mdx_configs.setdefault("pymdownx.superfences", {})["custom_fences"] = [fence]
@@ -84,6 +86,7 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Turn a page as a code host shows it into one as the site does."""
     uri = page.file.src_uri
+    page.meta.setdefault("search", {})["boost"] = BOOST.get(uri.rpartition("/")[0], 1)
     return site_markdown(markdown, uri, {file.src_uri for file in files})
 
 
