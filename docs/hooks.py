@@ -36,7 +36,9 @@ PICTURE = re.compile(r"<picture>(?P<inside>.*?)</picture>", re.DOTALL)
 IMAGE = re.compile(r"<img\b(?P<inside>[^>]*)>")
 ALERT = re.compile(r"^> \[!(?P<kind>NOTE|TIP|IMPORTANT|WARNING|CAUTION)\]\n(?P<body>(?:>.*\n?)+)", re.MULTILINE)
 INLINE_MATH = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
-EXPLORER = '<iframe class="explorer" src="explorer.html" title="Explorer: drag scores, change k and T"></iframe>'
+EXPLORER = """<iframe class="explorer" src="explorer.html" title="Explorer: drag scores, change k and T"></iframe>
+
+[Open the explorer alone](explorer.html)"""
 
 
 def on_config(config: Any) -> Any:
@@ -134,7 +136,8 @@ def pictured(text: str) -> str:
         dark = attributes(re.search(r"<source\b([^>]*)>", match["inside"])[1])["srcset"]
         light = attributes(IMAGE.search(match["inside"])["inside"])
         alt = light["alt"].replace("\n", " ")
-        return f"![{alt}]({light['src']}#only-light)\n![{alt}]({dark}#only-dark)"
+        alone = light["src"]  # a picture opens when it is clicked, on white
+        return f"[![{alt}]({alone}#only-light)]({alone})\n[![{alt}]({dark}#only-dark)]({alone})"
 
     def one(match: re.Match[str]) -> str:
         given = attributes(match["inside"])
@@ -151,14 +154,15 @@ def linked(text: str, uri: str, known: set[str]) -> str:
 
     def follow(match: re.Match[str]) -> str:
         path, mark, anchor = match["target"].partition("#")
+        text = LINK.sub(follow, match["text"])
         if not path or re.match(r"[a-z]+:", path):
-            return match[0]
+            return f"{match['image']}[{text}]({match['target']})"
         place = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
         page = made.get(place) or place.removeprefix("docs/")
         if page in known or place.startswith("docs/"):  # mkdocs says what is missing in docs/
             start = posixpath.dirname(uri) or "."
-            return f"{match['image']}[{match['text']}]({posixpath.relpath(page, start)}{mark}{anchor})"
-        return match["text"]
+            return f"{match['image']}[{text}]({posixpath.relpath(page, start)}{mark}{anchor})"
+        return text
 
     return LINK.sub(follow, text)
 

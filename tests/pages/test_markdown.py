@@ -158,7 +158,8 @@ def test_what_the_site_changes():
     assert "\n::: khot.threshold\n" in site
     assert "code host" not in site
     assert '!!! note ""\n\n    **A note.** Text.\n' in site
-    assert "![A & b](../img/a.svg#only-light)\n![A & b](../img/a-dark.svg#only-dark)" in site
+    assert "[![A & b](../img/a.svg#only-light)](../img/a.svg)" in site
+    assert "[![A & b](../img/a-dark.svg#only-dark)](../img/a.svg)" in site
     assert "\ns [c](../changelog.md#x)" in site
     assert "[kept](../../src/x.py)" in site
 
