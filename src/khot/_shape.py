@@ -1,4 +1,4 @@
-"""From the user's layout to rows on the last dim, and back: the only `movedim`."""
+"""From the layout of a call to rows on the last dim, and back: the only `movedim`."""
 
 import math
 from typing import NamedTuple
@@ -13,14 +13,11 @@ _COMPUTE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 class Rows(NamedTuple):
     """A call in the layout that `ops` works on."""
 
-    x: Tensor
-    """(…, n) scores in the compute dtype."""
-    k: float | Tensor
-    """A number, or (…) float64."""
+    x: Tensor  # (…, n) scores in the compute dtype
+    k: float | Tensor  # a number, or (…) float64
+    # A number or (…) float64, within the positive range of the compute dtype; NaN where it was not positive.
     temperature: float | Tensor
-    """A number or (…) float64, within the positive range of the compute dtype; NaN where it was not positive."""
-    mask: Tensor | None
-    """(…, n) bool, a view, or None."""
+    mask: Tensor | None  # (…, n) bool, a view, or None
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -29,14 +26,9 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def to_rows(
-    x: Tensor,
-    k: float | Tensor,
-    temperature: float | Tensor,
-    mask: Tensor | None,
-    dim: int,
-    dtype: torch.dtype,
+    x: Tensor, k: float | Tensor, temperature: float | Tensor, mask: Tensor | None, dim: int, dtype: torch.dtype
 ) -> Rows:
-    """Put `dim` last and bring every argument to its place there; all of it differentiable."""
+    """Put `dim` last and bring every argument to that layout; all of it differentiable."""
     if mask is not None:
         mask = last(mask if mask.shape == x.shape else mask.expand(x.shape), dim)
     x = last(x if x.dtype == dtype else x.to(dtype), dim)

@@ -7,6 +7,7 @@ mode is on and asks the dispatcher, or refuses what it cannot do. `NAMES` lists 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -39,46 +40,26 @@ def _lacks(name: str) -> NotImplementedError:
     return NotImplementedError(f"This transform of torch.func needs `{name}`, which torch {torch.__version__} lacks.")
 
 
+# Whether a transform of torch.func is active.
 transforms_active: Callable[[], bool] = _get(NAMES[0], lambda: True)
-"""Return whether a transform of torch.func is active."""
-
-
-class _UnknownKeys:
-    """Unequal to all others."""
-
-    def raw_repr(self) -> object:
-        return object()
-
-
-dispatch_keys: Callable[[Tensor], Any] = _get(NAMES[1], lambda t: _UnknownKeys())
-"""Return what the dispatcher looks at in a tensor; ordinary tensors of a device have keys with an equal `raw_repr`."""
-
+# What the dispatcher looks at in a tensor. Ordinary tensors of a device have keys with an equal `raw_repr()`; that of
+# the fallback is a new object, unequal to all others.
+dispatch_keys: Callable[[Tensor], Any] = _get(NAMES[1], lambda t: SimpleNamespace(raw_repr=object))
+# How many TorchDispatchModes are active, and how many TorchFunctionModes.
 dispatch_modes: Callable[[], int] = _get(NAMES[2], lambda: 1)
-"""Return how many TorchDispatchModes are active."""
-
 function_modes: Callable[[], int] = _get(NAMES[3], lambda: 1)
-"""Return how many TorchFunctionModes are active."""
-
+# Whether torch.jit.trace records.
 is_tracing: Callable[[], bool] = _get(NAMES[9], torch.jit.is_tracing)  # type: ignore[attr-defined]
-"""Return whether torch.jit.trace records."""
-
+# The level of forward-mode differentiation, given `torch.autograd.forward_ad`; negative if it is off.
 forward_level: Callable[[Any], int] = (
     attrgetter("_current_level") if hasattr(forward_ad, "_current_level") else lambda module: 0
 )
-"""Return the level of forward-mode differentiation, given `torch.autograd.forward_ad`; negative if it is off."""
 
 
 def _exclude_autograd() -> AbstractContextManager[None]:
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradCPU)
-    for name in (
-        "AutogradCUDA",
-        "AutogradXPU",
-        "AutogradMPS",
-        "AutogradPrivateUse1",
-        "AutogradOther",
-        "ADInplaceOrView",
-    ):
-        keys = keys | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+    for device in ("CPU", "CUDA", "XPU", "MPS", "PrivateUse1", "Other"):
+        keys = keys | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autograd{device}"))
     guard: AbstractContextManager[None] = torch._C._ExcludeDispatchKeyGuard(keys)
     return guard
 
@@ -88,9 +69,7 @@ _below_autograd: Callable[[], AbstractContextManager[None]] = _get(NAMES[4], _ex
 
 def _no_forward_mode(enabled: bool) -> AbstractContextManager[None]:
     if forward_level(forward_ad) >= 0 and transforms_active():
-        raise NotImplementedError(
-            f"Forward mode of torch.func needs `{NAMES[6]}`, which torch {torch.__version__} lacks."
-        )
+        raise _lacks(NAMES[6])
     return nullcontext()
 
 
@@ -105,7 +84,7 @@ _single_level: Callable[[], AbstractContextManager[None]] = _get(NAMES[7], _no_t
 
 
 def derive(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    """Apply an autograd.Function inside the autograd kernel of an op, to which torch.func comes level by level."""
+    """Apply an autograd.Function inside the autograd kernel of an op, which torch.func calls level by level."""
     if not transforms_active():
         return function.apply(*arguments)
     with _single_level():
@@ -114,14 +93,14 @@ def derive(function: type[torch.autograd.Function], *arguments: Any) -> Any:
 
 @contextmanager
 def next_level() -> Iterator[None]:
-    """Call an op again from its autograd kernel: this level is done, and the levels below it differentiate."""
+    """Let an autograd kernel call its op again: this level is done, and the levels below it differentiate."""
     with torch.enable_grad(), _forward_grad(True), _below_autograd():
         yield
 
 
 @contextmanager
 def next_tangents() -> Iterator[None]:
-    """Compute a tangent in `jvp` such that the levels below differentiate it."""
+    """Let `jvp` compute a tangent that the levels below differentiate."""
     with torch.enable_grad(), _forward_grad(True):
         yield
 
@@ -132,7 +111,7 @@ def primals(tensors: tuple[Tensor | None, ...]) -> list[Any]:
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager[None]:
-    """Keep the precision of what is computed; torch has no autocast on some devices, and says so by an error."""
+    """Turn autocast off, to keep the precision; on a device without autocast, torch raises an error."""
     try:
         return torch.autocast(x.device.type, enabled=False)
     except RuntimeError:
@@ -175,17 +154,14 @@ def standard_gamma(concentration: Tensor, generator: torch.Generator | None) -> 
         result: Tensor = _sample_gamma(concentration, generator=generator)
         return result
 
-    def random(draw: str) -> Tensor:
-        noise: Tensor = getattr(torch, draw)(
-            concentration.shape, dtype=concentration.dtype, device=concentration.device, generator=generator
-        )
-        return noise
+    def random(draw: Callable[..., Tensor]) -> Tensor:
+        return draw(concentration.shape, dtype=concentration.dtype, device=concentration.device, generator=generator)
 
     d = concentration + 2 / 3  # of a + 1, as the method needs a ≥ 1; times U^(1/a) in the end
     result = torch.full_like(d, torch.nan)
     while bool((is_left := result.isnan()).any()):
-        x = random("randn")
+        x = random(torch.randn)
         v = (1 + x / (9 * d).sqrt()) ** 3
-        is_accepted = (v > 0) & (random("rand").log() < x * x / 2 + d - d * v + d * v.clamp(min=1e-300).log())
+        is_accepted = (v > 0) & (random(torch.rand).log() < x * x / 2 + d - d * v + d * v.clamp(min=1e-300).log())
         result = torch.where(is_left & is_accepted, d * v, result)
-    return result * random("rand") ** (1 / concentration)
+    return result * random(torch.rand) ** (1 / concentration)

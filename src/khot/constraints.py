@@ -1,4 +1,4 @@
-"""Constraints for torch.distributions: where soft and hard k-hot tensors live."""
+"""Constraints for torch.distributions: the sets of soft and of hard k-hot tensors."""
 
 import torch
 from torch import Tensor

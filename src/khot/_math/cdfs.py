@@ -1,4 +1,4 @@
-"""The cdfs of the family: a relaxation y = F((x − τ)/T) is an F, and this is all that is needed of it.
+"""The cdfs of the family: a relaxation y = F((x − τ)/T) is defined by its F, and a `Cdf` is all that it needs.
 
 Functions of F are elementwise torch operations, differentiable as often as F is; they see finite z only. Ops and saved
 programs name a cdf by a string, because a number would mean another cdf in another process.
@@ -14,65 +14,47 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-REACH = 69.0  # e^69 = 1e30: as far as F is looked at
-HALVINGS = 52
-CHUNK = 512  # so many float32 numbers are summed before the sum is put into float64
+REACH, HALVINGS = 69.0, 52  # of `bisect`: it looks for quantiles within ±e^69 = ±1e30
+CHUNK = 512  # how many float32 numbers are summed before the sum goes on in float64
 Elementwise = Callable[[Tensor], Tensor]
 
 
 class Tails(NamedTuple):
     """Both sides of F at margins z, not differentiable; all like z."""
 
-    above: Tensor
-    """1 above the median, else 0: arithmetic on floats is several times as fast as boolean masks."""
-    tail: Tensor
-    """1 − F above, F below; 0 at ±inf."""
-    density: Tensor
-    """F′; 0 at ±inf."""
+    above: Tensor  # 1 above the median, else 0: arithmetic on floats is several times as fast as boolean masks
+    tail: Tensor  # 1 − F above the median, F below; 0 at ±inf
+    density: Tensor  # F′; 0 at ±inf
 
 
 @dataclass(frozen=True, eq=False)
 class Cdf:
     """A distribution function F."""
 
-    name: str
-    """What ops and saved programs call it."""
-    cdf: Elementwise
-    """F(z), to all digits however small."""
-    survival: Elementwise
-    """1 − F(z), likewise."""
-    density: Elementwise
-    """F′(z); at a kink, one of the one-sided slopes."""
-    quantile: Elementwise | None
-    """F⁻¹ on (0, 1); None: found by bisection."""
-    center: float = 0.0
-    """The median, about: where it is better to sum 1 − F than F."""
-    smooth: bool = True
-    """Whether F′ is continuous."""
+    name: str  # what ops and saved programs call it
+    cdf: Elementwise  # F(z), to all digits however small
+    survival: Elementwise  # 1 − F(z), likewise
+    density: Elementwise  # F′(z); at a kink, one of the one-sided slopes
+    quantile: Elementwise | None  # F⁻¹ on (0, 1); if None, it is found by bisection
+    center: float = 0.0  # the median, about: above it, 1 − F is summed instead of F
+    smooth: bool = True  # whether F′ is continuous
+    # All that the solver needs, in few passes; z may be infinite. If None, it is computed from the functions above.
     tails: Callable[[Tensor], Tails] | None = None
-    """All that the solver needs, in few passes; z may be infinite. None: from the functions above."""
+    # log F(z) for z < 0, if F is symmetric with exponential tails: for rows in which F underflows.
     log_tail: Elementwise | None = None
-    """log F(z) for z < 0, if F is symmetric with exponential tails: for rows in which F underflows."""
-    log_density: Elementwise | None = None
-    """log F′(z), for weights where F′ underflows."""
-    slope_at: Elementwise | None = None
-    """F′ as a function of y = F(z), for y in (0, 1): then y alone is saved for backward."""
-    steer: Elementwise | None = None
-    """A rough F′ for the solver, if `density` differentiates, which cannot be done inside an op."""
+    log_density: Elementwise | None = None  # log F′(z), for weights where F′ underflows
+    slope_at: Elementwise | None = None  # F′ as a function of y = F(z) in (0, 1): then backward needs y alone
+    steer: Elementwise | None = None  # a rough F′ for the solver, if `density` differentiates: no op may do that
 
 
 def _about_zero(below: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Callable[[Tensor], Tails]:
-    """The tails of a symmetric F from those below 0: z ≤ 0, which may be overwritten, to F and F′."""
+    """Return the tails of a symmetric F, given F and F′ as a function of z ≤ 0, which it may overwrite."""
     return lambda z: Tails((z > 0).to(z.dtype), *below(z.abs().neg_()))
 
 
 def _laplace(z: Tensor) -> Tensor:
     # A clamp passes the gradient on at its bound, as |z| would not.
     return torch.where(z > 0, 1 - 0.5 * (-z.clamp(min=0)).exp(), 0.5 * z.clamp(max=0).exp())
-
-
-def _laplace_quantile(p: Tensor) -> Tensor:
-    return torch.where(p < 0.5, (2 * p).log(), -(2 * (1 - p)).log())
 
 
 def _normal(z: Tensor) -> Tensor:
@@ -118,7 +100,7 @@ LAPLACE = Cdf(
     _laplace,
     lambda z: _laplace(-z),
     lambda z: 0.5 * (-z.abs()).exp(),
-    _laplace_quantile,
+    lambda p: torch.where(p < 0.5, (2 * p).log(), -(2 * (1 - p)).log()),
     tails=_about_zero(lambda z: (z.exp_().mul_(0.5),) * 2),
     slope_at=lambda y: torch.minimum(y, 1 - y),
     log_tail=lambda z: z - math.log(2),
@@ -150,15 +132,14 @@ def power(p: float) -> Cdf:
     exponent, center = 1 / (p - 1), 0.5 ** (p - 1)
 
     def between(z: Tensor) -> Tensor:
-        """z in (0, 1), and elsewhere a number that harms no derivative."""
+        """Return z in (0, 1), and elsewhere a number that harms no derivative."""
         return torch.where((z <= 0) | (z >= 1), 0.5, z)
 
     def extended(z: Tensor, inside: Tensor, below: float, above: float) -> Tensor:
         return torch.where(z >= 1, above, torch.where(z <= 0, below, inside))
 
     def tails(z: Tensor) -> Tails:
-        inside = z.clamp(0, 1)
-        is_inside = ((z > 0) & (z < 1)).to(z.dtype)
+        inside, is_inside = z.clamp(0, 1), ((z > 0) & (z < 1)).to(z.dtype)
         above = (z > center).to(z.dtype)
         if p == 2:
             return Tails(above, (above - inside).abs_(), is_inside)
@@ -180,17 +161,13 @@ def power(p: float) -> Cdf:
 
 EUCLIDEAN = power(2.0)
 
-_NAMED: WeakValueDictionary[str, Cdf] = WeakValueDictionary()  # holds no cdf that nobody else does
-_BUILT_IN = (SIGMOID, LAPLACE, NORMAL, CAUCHY, EUCLIDEAN)
+# It keeps no cdf alive that nobody else uses.
+_NAMED = WeakValueDictionary({cdf.name: cdf for cdf in (SIGMOID, LAPLACE, NORMAL, CAUCHY, EUCLIDEAN)})
 
 
 def register(cdf: Cdf) -> Cdf:
     """Make a cdf known by its name for as long as it lives; return it, or an equal one that is known already."""
     return _NAMED.setdefault(cdf.name, cdf)
-
-
-for _cdf in _BUILT_IN:
-    register(_cdf)
 
 
 def cdf_by_name(name: str) -> Cdf:
@@ -208,22 +185,17 @@ def cdf_by_name(name: str) -> Cdf:
 
 
 class TailSums(NamedTuple):
-    """Weighted with the costs; all (…, 1) float64."""
+    """What the tails of a row sum to, weighted with the costs; all (…, 1) float64."""
 
-    excess: Tensor
-    """N − k, N the scores above the median of F."""
-    lower: Tensor
-    """Σ F below."""
-    upper: Tensor
-    """Σ 1 − F above."""
-    lower_slope: Tensor
-    """Σ F′ below."""
-    upper_slope: Tensor
-    """Σ F′ above."""
+    excess: Tensor  # N − k, where N counts the scores above the median of F
+    lower: Tensor  # Σ F below
+    upper: Tensor  # Σ 1 − F above
+    lower_slope: Tensor  # Σ F′ below
+    upper_slope: Tensor  # Σ F′ above
 
 
 def tails_at(cdf: Cdf, z: Tensor) -> Tails:
-    """Return both tails for z that may be infinite."""
+    """Return both sides of F at z, which may be infinite."""
     if cdf.tails is not None:
         return cdf.tails(z)
     infinite, is_above = z.isinf(), z > cdf.center
@@ -241,7 +213,7 @@ def tail_sums(at: Tails, k: Tensor, costs: Tensor | None) -> TailSums:
 
 
 def quantile(cdf: Cdf, share: Tensor) -> Tensor:
-    """Return F⁻¹; shares that round to 0 or 1 are moved inside."""
+    """Return F⁻¹(share); shares that round to 0 or 1 are moved inside."""
     info = torch.finfo(share.dtype)
     share = share.clamp(info.tiny, 1 - info.eps)
     return bisect(cdf.cdf, share) if cdf.quantile is None else cdf.quantile(share)
@@ -249,11 +221,11 @@ def quantile(cdf: Cdf, share: Tensor) -> Tensor:
 
 def bisect(cdf: Elementwise, share: Tensor) -> Tensor:
     """Return F⁻¹ by halving within ±1e30, for shares in (0, 1)."""
-    low, high = torch.full_like(share, -REACH), torch.full_like(share, REACH)
 
     def spread(t: Tensor) -> Tensor:
         return t.sign() * torch.expm1(t.abs())  # few halvings reach far
 
+    low, high = torch.full_like(share, -REACH), torch.full_like(share, REACH)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         is_below = cdf(spread(middle)) < share
@@ -262,7 +234,7 @@ def bisect(cdf: Elementwise, share: Tensor) -> Tensor:
 
 
 def difference(cdf: Elementwise) -> Elementwise:
-    """F′ by a central difference, to some 1e-5."""
+    """Return F′ by a central difference, to about 1e-5."""
 
     def slope(z: Tensor) -> Tensor:
         h = z.abs().clamp(min=1) * math.cbrt(torch.finfo(z.dtype).eps)
@@ -272,23 +244,22 @@ def difference(cdf: Elementwise) -> Elementwise:
 
 
 def value(cdf: Cdf, z: Tensor) -> Tensor:
-    """F(z), where z may be infinite: then exactly 0 or 1, with gradient 0."""
+    """Return F(z); where z is infinite, exactly 0 or 1 with gradient 0."""
     infinite = z.isinf()
     return torch.where(infinite, (z > 0).to(z.dtype), cdf.cdf(torch.where(infinite, cdf.center, z)))
 
 
 def slope(cdf: Cdf, z: Tensor) -> Tensor:
-    """F′(z), where z may be infinite: then 0."""
+    """Return F′(z); where z is infinite, 0."""
     infinite = z.isinf()
-    density = cdf.density(torch.where(infinite, cdf.center, z))
-    return torch.where(infinite, 0.0, density)
+    return torch.where(infinite, 0.0, cdf.density(torch.where(infinite, cdf.center, z)))
 
 
 def row_sum(t: Tensor) -> Tensor:
     """Sum over the last dim in float64, shape (…, 1).
 
-    A float32 row is summed in float32 chunks whose partial sums are added in float64: as accurate as
-    `sum(dtype=float64)` to within a rounding of a chunk, and several times as fast.
+    A float32 row is summed in float32 chunks whose sums are added in float64: as accurate as `sum(dtype=float64)` to
+    within a rounding of a chunk, and several times as fast.
     """
     n = t.shape[-1]
     if t.dtype == torch.float64 or n <= CHUNK:

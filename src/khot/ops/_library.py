@@ -19,10 +19,7 @@ def define(
     derivative: type[torch.autograd.Function] | None = None,
 ) -> Callable[..., Any]:
     """Define an op whose tensors all have the batch dimensions first; other arguments are numbers, strings or None."""
-    LIBRARY.define(name + signature)
-    LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
-    op: Callable[..., Any] = getattr(torch.ops.khot, name).default
-    torch.library.register_fake(f"khot::{name}", fake, lib=LIBRARY)
+    op = _declare(name, signature, kernel, fake)
 
     def differentiated(*arguments: Any) -> Any:
         if derivative is not None:
@@ -51,10 +48,7 @@ def define_sampler(
     Under vmap each entry draws by itself, from its own seed where the seed is batched (`randomness="different"`), and
     from the one seed where it is not (`randomness="same"`).
     """
-    LIBRARY.define(name + signature)
-    LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
-    op: Callable[..., Any] = getattr(torch.ops.khot, name).default
-    torch.library.register_fake(f"khot::{name}", fake, lib=LIBRARY)
+    op = _declare(name, signature, kernel, fake)
 
     def batched(info: Any, dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
         def entry(i: int) -> list[Any]:
@@ -63,4 +57,12 @@ def define_sampler(
         return torch.stack([op(*entry(i)) for i in range(info.batch_size)]), 0
 
     torch.library.register_vmap(f"khot::{name}", batched, lib=LIBRARY)
+    return op
+
+
+def _declare(name: str, signature: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
+    LIBRARY.define(name + signature)
+    LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"khot::{name}", fake, lib=LIBRARY)
+    op: Callable[..., Any] = getattr(torch.ops.khot, name).default
     return op

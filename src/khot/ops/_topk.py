@@ -106,6 +106,11 @@ def margin(
     return z
 
 
+def sigmoid_margins(theta: Tensor, k: Tensor) -> Tensor:
+    """Return the z = θ + λ with Σσ(z) = k, without a gradient; θ (…, n) float64, k (…) float64."""
+    return margin(theta.detach(), k, 1.0, None, None, cdfs.SIGMOID)
+
+
 def hard_topk(x: Tensor, k: float | Tensor, mask: Tensor | None) -> Tensor:
     """Return ones at the k largest scores of each row (…, n), without a gradient; k is a number or (…) float64."""
     if HAS_NATIVE and is_plain(x, k, mask):
@@ -127,7 +132,7 @@ def _solve(x: Tensor, k: float | Tensor, temperature: float | Tensor, mask: Tens
 def _solve_margin(
     x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, costs: Tensor | None, cdf: Cdf
 ) -> Tensor:
-    """Return z likewise."""
+    """Return z by the CPU's kernel, or by the op below autograd."""
     if is_plain(x, k, temperature, mask, costs):
         return _cpu_margin(x, k, temperature, mask, costs, cdf)
     with _torch.next_level():
@@ -136,7 +141,7 @@ def _solve_margin(
 
 
 def _pull(g: Tensor, y: Tensor, temperature: float | Tensor, cdf: Cdf) -> Tensor:
-    """Return the cotangent of x for that of y: what a training step needs, and what a kernel fuses."""
+    """Return the cotangent of x for that of y: all that most training steps need, so a kernel fuses it."""
     if is_plain(g, y, temperature):
         return _cpu_pull(g, y, temperature, cdf)
     dx: Tensor = _topk_pull(g, y, per_row(temperature, y), cdf.name)
@@ -240,39 +245,29 @@ def _like(x: Tensor, *_: Any) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-def _everywhere_topk(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, cdf: str) -> Tensor:
-    return threshold.topk(x, k, temperature, mask, cdf_by_name(cdf), early_stop=False)
-
-
-def _everywhere_margin(
-    x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, costs: Tensor | None, cdf: str
-) -> Tensor:
-    return threshold.margin(x, k, temperature, mask, costs, cdf_by_name(cdf), early_stop=False)
-
-
-def _everywhere_pull(g: Tensor, y: Tensor, temperature: float | Tensor, cdf: Cdf | str) -> Tensor:
-    law = _law(cdf)
-    return implicit.pull_value(g, implicit.at_value(y, temperature, law))[0].contiguous()
+def _eager_pull(g: Tensor, y: Tensor, temperature: float | Tensor, cdf: Cdf | str) -> Tensor:
+    return implicit.pull_value(g, implicit.at_value(y, temperature, _law(cdf)))[0].contiguous()
 
 
 # x (…, n), k (…) float64, T (…) float64, mask (…, n) or None, the name of the cdf → y (…, n)
 _topk = define(
-    "topk", "(Tensor x, Tensor k, Tensor temperature, Tensor? mask, str cdf) -> Tensor", _everywhere_topk, _like, _TopK
+    "topk",
+    "(Tensor x, Tensor k, Tensor temperature, Tensor? mask, str cdf) -> Tensor",
+    lambda x, k, t, mask, cdf: threshold.topk(x, k, t, mask, cdf_by_name(cdf), early_stop=False),
+    _like,
+    _TopK,
 )
 # as topk, with costs (…, n) or None → z (…, n)
 _margin = define(
     "margin",
     "(Tensor x, Tensor k, Tensor temperature, Tensor? mask, Tensor? costs, str cdf) -> Tensor",
-    _everywhere_margin,
+    lambda x, k, t, mask, costs, cdf: threshold.margin(x, k, t, mask, costs, cdf_by_name(cdf), early_stop=False),
     _like,
     _Margin,
 )
 # g (…, n), y (…, n), T (…) float64, the name of the cdf → (…, n)
 _topk_pull = define(
-    "topk_pull",
-    "(Tensor g, Tensor y, Tensor temperature, str cdf) -> Tensor",
-    _everywhere_pull,
-    lambda g, y, temperature, cdf: _like(y),
+    "topk_pull", "(Tensor g, Tensor y, Tensor temperature, str cdf) -> Tensor", _eager_pull, lambda g, y, *_: _like(y)
 )
 # x (…, n), k (…) float64, mask (…, n) or None → (…, n)
 _hard_topk = define("hard_topk", "(Tensor x, Tensor k, Tensor? mask) -> Tensor", select.k_hot, _like)
@@ -301,7 +296,7 @@ def _cpu_pull(g: Tensor, y: Tensor, temperature: float | Tensor, cdf: Cdf | str)
     name = cdf if isinstance(cdf, str) else cdf.name
     if HAS_NATIVE and name in _native.CDFS:
         return _native.native_pull(g, y, temperature, None, name)
-    return _everywhere_pull(g, y, temperature, cdf)
+    return _eager_pull(g, y, temperature, cdf)
 
 
 LIBRARY.impl("topk", _cpu_topk, "CPU")

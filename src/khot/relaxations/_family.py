@@ -37,14 +37,14 @@ def sigmoid_topk(
     mask: Tensor | None = None,
     costs: Tensor | None = None,
 ) -> Tensor:
-    """Soft top-k: a point of [0, 1]ⁿ that sums to k, and is large where the scores are.
+    """Return soft top-k: numbers in [0, 1] that sum to k and are large where the scores are large.
 
     `σ_k(x) = σ((x − τ)/T)` with τ such that `Σ σ_k(x) = k`; equally `argmax_{π ∈ Δ_k} ⟨x, π⟩ + T·H(π)`, where H is
     the sum of binary entropies.
 
     Args:
         x: scores, (…, n) with n at `dim`. −inf is never chosen; +inf always is (more than k of them share k equally).
-        k: how many to choose, 0 ≤ k ≤ n, whole or fractional: a number, or a tensor that broadcasts to the shape of
+        k: how many to choose, 0 ≤ k ≤ n, integer or fractional: a number, or a tensor that broadcasts to the shape of
             `x` without `dim`.
         dim: the dimension to choose along.
         temperature: T > 0, larger is softer: a number, or a tensor that broadcasts like `k`.
@@ -55,13 +55,12 @@ def sigmoid_topk(
         A tensor like `x`, with entries in [0, 1] that sum to k along `dim` within 1e-6·max(k, 1) (float32) or
         1e-12·max(k, 1) (float64; 1e-9 where |x|/T > 100). Masked and −inf entries are exactly 0. Half precision is
         computed in float32 and rounded once. Smooth, with gradients of every order to `x`, `k` and `temperature`; a
-        saturated row has gradient 0 in `x`. Scores of +inf have no derivative; more than k of them are treated as
-        equal scores. O(n) time, without sorting; on the CPU, with the native kernel, the same bits at any number of
-        threads.
+        saturated row has gradient 0 in `x`. Scores of +inf have no derivative; more than k of them are treated as equal
+        scores. O(n) time, without sorting; on the CPU, with the native kernel, the same bits at any number of threads.
 
-        Tensor values are not read on the host, so a row that cannot be satisfied (k out of range, fewer allowed
-        entries than k, a temperature that is not positive, NaN in `x`) is NaN, and that row only; on accelerators
-        also one that 64 steps do not solve (scores that span some ten decades of T).
+        Tensor values are not read on the host, so a row that cannot be satisfied (k out of range, fewer allowed entries
+        than k, a temperature that is not positive, NaN in `x`) is NaN, and that row only. On accelerators, so is a row
+        that 64 steps do not solve (scores that span about ten decades of T).
 
     Examples:
         >>> x = torch.tensor([2.0, 1.0, 0.0, -1.0])
@@ -88,13 +87,12 @@ def laplace_topk(
     mask: Tensor | None = None,
     costs: Tensor | None = None,
 ) -> Tensor:
-    """Soft top-k with the Laplace cdf: the relaxation of LapSum.
+    """Return soft top-k with the Laplace cdf, the relaxation of LapSum.
 
     `F(z) = ½e^z` for z ≤ 0, `1 − ½e^{−z}` above; `τ` such that `Σ F((x − τ)/T) = k`.
 
     Args:
-        x: scores, (…, n) with n at `dim`.
-        k, dim, temperature, mask, costs: as for `sigmoid_topk`.
+        x, k, dim, temperature, mask, costs: as for `sigmoid_topk`.
 
     Returns:
         As `sigmoid_topk`. Exponential tails, as σ_k's; F′ has a corner at the threshold, so second derivatives jump
@@ -119,13 +117,12 @@ def normal_topk(
     mask: Tensor | None = None,
     costs: Tensor | None = None,
 ) -> Tensor:
-    """Soft top-k with the normal cdf, "probit top-k".
+    """Return soft top-k with the normal cdf, "probit top-k".
 
     `F = Φ`; `τ` such that `Σ Φ((x − τ)/T) = k`.
 
     Args:
-        x: scores, (…, n) with n at `dim`.
-        k, dim, temperature, mask, costs: as for `sigmoid_topk`.
+        x, k, dim, temperature, mask, costs: as for `sigmoid_topk`.
 
     Returns:
         As `sigmoid_topk`. Smooth; light tails, so that scores far from the threshold get no gradient. A row whose
@@ -148,13 +145,12 @@ def cauchy_topk(
     mask: Tensor | None = None,
     costs: Tensor | None = None,
 ) -> Tensor:
-    """Soft top-k with the Cauchy cdf: heavy tails, and gradients that reach far.
+    """Return soft top-k with the Cauchy cdf, which has heavy tails and gradients that reach far.
 
     `F(z) = ½ + atan(z)/π`; `τ` such that `Σ F((x − τ)/T) = k`.
 
     Args:
-        x: scores, (…, n) with n at `dim`.
-        k, dim, temperature, mask, costs: as for `sigmoid_topk`.
+        x, k, dim, temperature, mask, costs: as for `sigmoid_topk`.
 
     Returns:
         As `sigmoid_topk`. Smooth; y falls as 1/|z| and its gradient as 1/z², so that a hard result needs a far smaller
@@ -178,13 +174,12 @@ def euclidean_topk(
     mask: Tensor | None = None,
     costs: Tensor | None = None,
 ) -> Tensor:
-    """The Euclidean projection of x/T on the capped simplex: sparse, with exact zeros and ones.
+    """Return the Euclidean projection of x/T on the capped simplex: sparse, with exact zeros and ones.
 
     `argmin_{y ∈ Δ_k} ‖y − x/T‖²`, which is `clip((x − τ)/T, 0, 1)` with `Σ y = k`.
 
     Args:
-        x: scores, (…, n) with n at `dim`.
-        k, dim, temperature, mask, costs: as for `sigmoid_topk`.
+        x, k, dim, temperature, mask, costs: as for `sigmoid_topk`.
 
     Returns:
         As `sigmoid_topk`, but piecewise linear. Differentiable where no entry is at a corner, z = 0 or 1; there the
@@ -211,13 +206,12 @@ def power_topk(
     mask: Tensor | None = None,
     costs: Tensor | None = None,
 ) -> Tensor:
-    """Soft top-k regularised with the p-norm: sparse, and for p < 2 smooth where it meets 0.
+    """Return soft top-k regularised with the p-norm: sparse, and for p < 2 smooth where it meets 0.
 
     `argmax_{y ∈ Δ_k} ⟨x, y⟩ − (T/p)·Σ y^p`, which is `clip((x − τ)/T, 0, 1)^{1/(p−1)}` with `Σ y = k`.
 
     Args:
-        x: scores, (…, n) with n at `dim`.
-        k, dim, temperature, mask, costs: as for `sigmoid_topk`.
+        x, k, dim, temperature, mask, costs: as for `sigmoid_topk`.
         p: the norm, 1 < p ≤ 20; 2 is `euclidean_topk`.
 
     Returns:
@@ -244,12 +238,9 @@ def power_topk(
 class Margins(NamedTuple):
     """A solved call."""
 
-    z: Tensor
-    """(…, n) margins (x − τ)/T, ±inf where y is exactly 1 or 0."""
-    rows: _shape.Rows
-    """What they belong to, with k and T as tensors; with costs c, the scores are x/c."""
-    costs: Tensor | None
-    """(…, n), if there are any."""
+    z: Tensor  # (…, n) margins (x − τ)/T, ±inf where y is exactly 1 or 0
+    rows: _shape.Rows  # the rows that z belongs to; with costs c, the scores are x/c
+    costs: Tensor | None  # (…, n), if there are any
 
 
 def relax(
@@ -267,9 +258,8 @@ def relax(
     if costs is None and cdf.slope_at is not None:
         rows = _shape.to_rows(x, ops.constant(k), ops.constant(temperature), mask, dim, dtype)
         return _shape.from_rows(ops.topk(*rows, cdf), dim, x.dtype)
-    solved = margins(cdf, x, k, dim, temperature, mask, costs, dtype)
-    k = _shape.per_row(solved.rows.k, solved.z)
-    return _shape.from_rows(threshold.smooth_value(cdf, solved.z, k, solved.costs), dim, x.dtype)
+    z, rows, costs = margins(cdf, x, k, dim, temperature, mask, costs, dtype)
+    return _shape.from_rows(threshold.smooth_value(cdf, z, _shape.per_row(rows.k, z), costs), dim, x.dtype)
 
 
 def margins(
@@ -287,9 +277,8 @@ def margins(
     if costs is not None:
         costs = _shape.per_entry(costs, x, dim, dtype)
         if rows.mask is not None:
-            costs = torch.where(rows.mask, costs, 1.0)  # what cannot be chosen costs nothing, whatever is written there
+            costs = torch.where(rows.mask, costs, 1.0)  # a masked cost may be anything, and counts for nothing
         infinite = rows.x.isinf()
         per_cost = torch.where(infinite, 0.0, rows.x) / costs
-        scores = torch.where(infinite, rows.x.detach(), per_cost)
-        rows = _shape.Rows(scores, rows.k, rows.temperature, rows.mask)
+        rows = rows._replace(x=torch.where(infinite, rows.x.detach(), per_cost))
     return Margins(ops.margin(rows.x, rows.k, rows.temperature, rows.mask, costs, cdf), rows, costs)
