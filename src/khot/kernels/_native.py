@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .._math import threshold
 from .._math.cdfs import SIGMOID
+from .._shape import Mask, PerRow
 
 HERE = Path(__file__).parent
 WIDE, PORTABLE = 1, 0  # the path: the widest vectors this machine has, or one lane at a time
@@ -88,12 +89,7 @@ LIBRARY, REASON = _load()
 
 
 def native_topk(
-    x: Tensor,
-    k: float | Tensor,
-    temperature: float | Tensor,
-    mask: Tensor | None,
-    cdf: str = "sigmoid",
-    path: int = WIDE,
+    x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: str = "sigmoid", path: int = WIDE
 ) -> Tensor:
     """Return y = F(z), as `_math.threshold.topk`; `k` and `temperature` may be numbers."""
     x = x.contiguous()
@@ -104,7 +100,7 @@ def native_topk(
 
 
 def _solve(
-    name: str, x: Tensor, k: Any, temperature: Any, mask: Tensor | None, path: int, cdf: int, *outputs: int | None
+    name: str, x: Tensor, k: Any, temperature: Any, mask: Mask, path: int, cdf: int, *outputs: int | None
 ) -> None:
     """Call one of the functions that take rows."""
     n = x.shape[-1]
@@ -118,7 +114,7 @@ def _solve(
     getattr(LIBRARY, name)(rows, *outputs)
 
 
-def margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, path: int = WIDE) -> Tensor:
+def margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Mask, path: int = WIDE) -> Tensor:
     """Return z as `_math.threshold.margin` does for the logistic cdf without costs.
 
     The kernel leaves rows with an infinite threshold, or one that is decided by numbers too small to be summed, to it.
@@ -138,7 +134,7 @@ def margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, path:
 
 
 def native_pull(
-    g: Tensor, y: Tensor, temperature: float | Tensor, dk: Tensor | None = None, cdf: str = "sigmoid", path: int = WIDE
+    g: Tensor, y: Tensor, temperature: PerRow, dk: Tensor | None = None, cdf: str = "sigmoid", path: int = WIDE
 ) -> Tensor:
     """Return the cotangent of x for that of y; write that of k to `dk` if it is given."""
     g, y = (g if g.dtype == y.dtype else g.to(y.dtype)).contiguous(), y.contiguous()
@@ -149,7 +145,7 @@ def native_pull(
     return dx
 
 
-def hard_topk(x: Tensor, k: float | Tensor, mask: Tensor | None, path: int = WIDE) -> Tensor:
+def hard_topk(x: Tensor, k: PerRow, mask: Mask, path: int = WIDE) -> Tensor:
     """Return what `_math.select.k_hot` does."""
     x = x.contiguous()
     out = torch.empty_like(x)
@@ -216,7 +212,7 @@ def _sampled(p: Tensor) -> Tensor:
     return (p if p.dtype in _DTYPES else p.to(torch.float32)).contiguous()
 
 
-def _mask(mask: Tensor | None, n: int) -> tuple[Tensor | None, int | None, int, int]:
+def _mask(mask: Mask, n: int) -> tuple[Tensor | None, int | None, int, int]:
     """Return the mask as rows (to be kept while it is read), its address, and its strides."""
     if mask is None:
         return None, None, 0, 0

@@ -1,17 +1,14 @@
 """The ops that draw samples, and that solve for the law to draw from."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from .._math import high_entropy, natural, noise
 from .._math import pivotal as _pivotal
 from .._math import systematic as _systematic
 from ..kernels import cpu as _native
-from ._library import LIBRARY, define, define_sampler
+from ._library import LIBRARY, Op, define, define_sampler
 from ._topk import hard_topk, sigmoid_margins
 
 # keys (…) → (…, n)
@@ -42,7 +39,7 @@ systematic = define_sampler(
 )
 
 
-def _define_law(name: str, kernel: Callable[..., Tensor]) -> Callable[..., Any]:
+def _define_law(name: str, kernel: Op) -> Op:
     """Define a sampler of p (rows, n) float64 (or tilted z), k (rows) float64, seed () → (draws, rows, n)."""
     signature = "(Tensor p, Tensor k, Tensor seed, SymInt draws) -> Tensor"
     return define_sampler(name, signature, kernel, lambda p, k, seed, draws: p.new_empty((draws, *p.shape)))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .. import _check
 from .._math import cdfs
+from .._shape import Costs, Mask, PerRow
 from .._torch import derivative
 from ._family import relax
 
@@ -88,14 +89,7 @@ class CustomRelaxation:
         self.__name__ = cdf.name
 
     def __call__(
-        self,
-        x: Tensor,
-        k: float | Tensor,
-        *,
-        dim: int = -1,
-        temperature: float | Tensor = 1.0,
-        mask: Tensor | None = None,
-        costs: Tensor | None = None,
+        self, x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None, costs: Costs = None
     ) -> Tensor:
         """Return a soft k-hot tensor like `x`; arguments as for `khot.sigmoid_topk`."""
         _check.call(x, k, dim, temperature, mask, costs)

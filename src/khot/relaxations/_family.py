@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .. import _check, _shape, ops
 from .._math import cdfs, threshold
+from .._shape import Costs, Mask, PerRow
 
 MOST_P = 20.0  # for larger p, y = 2e-16 has a margin below the smallest float64, and some rows have no solution
 
@@ -15,27 +16,14 @@ class Relaxation(Protocol):
     """A function like `sigmoid_topk`."""
 
     def __call__(
-        self,
-        x: Tensor,
-        k: float | Tensor,
-        *,
-        dim: int = -1,
-        temperature: float | Tensor = 1.0,
-        mask: Tensor | None = None,
-        costs: Tensor | None = None,
+        self, x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None, costs: Costs = None
     ) -> Tensor:
         """Return a soft k-hot tensor like `x`."""
         ...
 
 
 def sigmoid_topk(
-    x: Tensor,
-    k: float | Tensor,
-    *,
-    dim: int = -1,
-    temperature: float | Tensor = 1.0,
-    mask: Tensor | None = None,
-    costs: Tensor | None = None,
+    x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None, costs: Costs = None
 ) -> Tensor:
     """Return soft top-k: numbers in [0, 1] that sum to k and are large where the scores are large.
 
@@ -79,13 +67,7 @@ def sigmoid_topk(
 
 
 def laplace_topk(
-    x: Tensor,
-    k: float | Tensor,
-    *,
-    dim: int = -1,
-    temperature: float | Tensor = 1.0,
-    mask: Tensor | None = None,
-    costs: Tensor | None = None,
+    x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None, costs: Costs = None
 ) -> Tensor:
     """Return soft top-k with the Laplace cdf, the relaxation of LapSum.
 
@@ -109,13 +91,7 @@ def laplace_topk(
 
 
 def normal_topk(
-    x: Tensor,
-    k: float | Tensor,
-    *,
-    dim: int = -1,
-    temperature: float | Tensor = 1.0,
-    mask: Tensor | None = None,
-    costs: Tensor | None = None,
+    x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None, costs: Costs = None
 ) -> Tensor:
     """Return soft top-k with the normal cdf, "probit top-k".
 
@@ -137,13 +113,7 @@ def normal_topk(
 
 
 def cauchy_topk(
-    x: Tensor,
-    k: float | Tensor,
-    *,
-    dim: int = -1,
-    temperature: float | Tensor = 1.0,
-    mask: Tensor | None = None,
-    costs: Tensor | None = None,
+    x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None, costs: Costs = None
 ) -> Tensor:
     """Return soft top-k with the Cauchy cdf, which has heavy tails and gradients that reach far.
 
@@ -166,13 +136,7 @@ def cauchy_topk(
 
 
 def euclidean_topk(
-    x: Tensor,
-    k: float | Tensor,
-    *,
-    dim: int = -1,
-    temperature: float | Tensor = 1.0,
-    mask: Tensor | None = None,
-    costs: Tensor | None = None,
+    x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None, costs: Costs = None
 ) -> Tensor:
     """Return the Euclidean projection of x/T on the capped simplex: sparse, with exact zeros and ones.
 
@@ -198,13 +162,13 @@ def euclidean_topk(
 
 def power_topk(
     x: Tensor,
-    k: float | Tensor,
+    k: PerRow,
     *,
     p: float = 4 / 3,
     dim: int = -1,
-    temperature: float | Tensor = 1.0,
-    mask: Tensor | None = None,
-    costs: Tensor | None = None,
+    temperature: PerRow = 1.0,
+    mask: Mask = None,
+    costs: Costs = None,
 ) -> Tensor:
     """Return soft top-k regularised with the p-norm: sparse, and for p < 2 smooth where it meets 0.
 
@@ -246,11 +210,11 @@ class Margins(NamedTuple):
 def relax(
     cdf: cdfs.Cdf,
     x: Tensor,
-    k: float | Tensor,
+    k: PerRow,
     dim: int,
-    temperature: float | Tensor,
-    mask: Tensor | None,
-    costs: Tensor | None,
+    temperature: PerRow,
+    mask: Mask,
+    costs: Costs,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Return y = F(z) like `x`, computed in `dtype`: x's own, or float32 for half precision, if it is None."""
@@ -263,14 +227,7 @@ def relax(
 
 
 def margins(
-    cdf: cdfs.Cdf,
-    x: Tensor,
-    k: float | Tensor,
-    dim: int,
-    temperature: float | Tensor,
-    mask: Tensor | None,
-    costs: Tensor | None,
-    dtype: torch.dtype,
+    cdf: cdfs.Cdf, x: Tensor, k: PerRow, dim: int, temperature: PerRow, mask: Mask, costs: Costs, dtype: torch.dtype
 ) -> Margins:
     """Return z on the last dim, computed in `dtype`."""
     rows = _shape.to_rows(x, k, temperature, mask, dim, dtype)

@@ -3,9 +3,10 @@
 from torch import Tensor
 
 from .. import _check, _shape, ops
+from .._shape import Mask, PerRow
 
 
-def hard_topk(x: Tensor, k: float | Tensor, *, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+def hard_topk(x: Tensor, k: PerRow, *, dim: int = -1, mask: Mask = None) -> Tensor:
     """Return hard top-k: exactly k ones at the largest scores, ties by lowest index.
 
     `argmax_{y ∈ {0,1}ⁿ, Σy = k} ⟨x, y⟩`.

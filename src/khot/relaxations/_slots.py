@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .. import _check, _shape
 from .._math import halving, select
+from .._shape import Mask, PerRow
 from .._torch import no_autocast
 from ..boosts import Boost, double_exp
 from ._family import sigmoid_topk
@@ -19,8 +20,8 @@ def ordered_topk(
     *,
     relaxation: Callable[..., Tensor] = sigmoid_topk,
     dim: int = -1,
-    temperature: float | Tensor = 1.0,
-    mask: Tensor | None = None,
+    temperature: PerRow = 1.0,
+    mask: Mask = None,
 ) -> Tensor:
     """Return k soft slots: row j is a distribution over the entries with its peak at the j-th largest score.
 
@@ -46,9 +47,7 @@ def ordered_topk(
     return _ladder(x, k, relaxation, dim, temperature, mask).to(x.dtype)
 
 
-def _ladder(
-    x: Tensor, k: int, relaxation: Callable[..., Tensor], dim: int, temperature: float | Tensor, mask: Tensor | None
-) -> Tensor:
+def _ladder(x: Tensor, k: int, relaxation: Callable[..., Tensor], dim: int, temperature: PerRow, mask: Mask) -> Tensor:
     """Return the slots in the compute dtype: in half precision they would be differences of rounded numbers."""
     rows = _shape.last(x.to(_shape.compute_dtype(x.dtype)), dim).unsqueeze(-2)
     steps = torch.arange(1, k + 1, dtype=torch.float64, device=x.device)
@@ -62,7 +61,7 @@ def _ladder(
     return (ladder - below).clamp(min=0)
 
 
-def _check_slots(x: Tensor, k: int, dim: int, temperature: float | Tensor, mask: Tensor | None) -> None:
+def _check_slots(x: Tensor, k: int, dim: int, temperature: PerRow, mask: Mask) -> None:
     _check.scores(x, dim)
     _check.whole("k", k, x.shape[dim], f"size of dim {dim}")
     _check.temperature(temperature, x, dim)
@@ -80,9 +79,7 @@ class SoftTopK(NamedTuple):
     """(…, k, n), the slots: values are weights times scores."""
 
 
-def soft_topk(
-    x: Tensor, k: int, *, dim: int = -1, temperature: float | Tensor = 1.0, mask: Tensor | None = None
-) -> SoftTopK:
+def soft_topk(x: Tensor, k: int, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None) -> SoftTopK:
     """Return the k largest scores in falling order, like `torch.topk`, but soft: differentiable in all scores.
 
     `values = P x` with `P = ordered_topk(x, k)`.
@@ -158,7 +155,7 @@ def successive_halving_topk(
     return Selection(values.to(dtype), left.to(dtype), weights)
 
 
-def iterative_topk(embeddings: Tensor, scores: Tensor, k: int, *, alpha: float | Tensor = 1.0) -> Selection:
+def iterative_topk(embeddings: Tensor, scores: Tensor, k: int, *, alpha: PerRow = 1.0) -> Selection:
     """Select by the iterative softmax of Goyal et al.: slot i is a softmax around the i-th largest score and below it.
 
     `softmax(−α(v − v₍ᵢ₎)²)` over the entries of rank ≥ i.

@@ -6,12 +6,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 from .. import _check, _shape
 from .._math import cdfs
+from .._shape import Mask, PerRow
 from ._family import Margins, margins, sigmoid_topk
 
 
-def log_sigmoid_topk(
-    x: Tensor, k: float | Tensor, *, dim: int = -1, temperature: float | Tensor = 1.0, mask: Tensor | None = None
-) -> Tensor:
+def log_sigmoid_topk(x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None) -> Tensor:
     """Return the logarithm of `sigmoid_topk`, accurate where the probability underflows.
 
     `log σ_k(x) = −log(1 + e^{−(x − τ)/T})`, computed in float64.
@@ -32,9 +31,7 @@ def log_sigmoid_topk(
     return _shape.from_rows(logsigmoid(_margins(x, k, dim, temperature, mask).z), dim, x.dtype)
 
 
-def threshold(
-    x: Tensor, k: float | Tensor, *, dim: int = -1, temperature: float | Tensor = 1.0, mask: Tensor | None = None
-) -> Tensor:
+def threshold(x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None) -> Tensor:
     """Return the threshold τ of `sigmoid_topk`: the score that would be chosen with probability one half.
 
     `Σ σ((x − τ)/T) = k`.
@@ -66,13 +63,7 @@ def threshold(
 
 
 def khot_cross_entropy(
-    x: Tensor,
-    target: Tensor,
-    *,
-    dim: int = -1,
-    temperature: float | Tensor = 1.0,
-    mask: Tensor | None = None,
-    reduction: str = "mean",
+    x: Tensor, target: Tensor, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None, reduction: str = "mean"
 ) -> Tensor:
     """Return the cross-entropy for k-hot targets: per row, the loss with the gradient `sigmoid_topk(x, k) − target`.
 
@@ -120,11 +111,11 @@ def khot_cross_entropy(
 def precision_at_k_loss(
     x: Tensor,
     target: Tensor,
-    k: float | Tensor,
+    k: PerRow,
     *,
     dim: int = -1,
-    temperature: float | Tensor = 1.0,
-    mask: Tensor | None = None,
+    temperature: PerRow = 1.0,
+    mask: Mask = None,
     reduction: str = "mean",
 ) -> Tensor:
     """Return 1 − the share of relevant entries among the k chosen, softly.
@@ -154,11 +145,11 @@ def precision_at_k_loss(
 def recall_at_k_loss(
     x: Tensor,
     target: Tensor,
-    k: float | Tensor,
+    k: PerRow,
     *,
     dim: int = -1,
-    temperature: float | Tensor = 1.0,
-    mask: Tensor | None = None,
+    temperature: PerRow = 1.0,
+    mask: Mask = None,
     reduction: str = "mean",
 ) -> Tensor:
     """Return 1 − the share of the relevant entries that are among the k chosen, softly.
@@ -181,7 +172,7 @@ def recall_at_k_loss(
 
 
 def _hits(
-    x: Tensor, target: Tensor, k: float | Tensor, dim: int, temperature: float | Tensor, mask: Tensor | None
+    x: Tensor, target: Tensor, k: PerRow, dim: int, temperature: PerRow, mask: Mask
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return Σ y·σ_k, k and Σ y by row."""
     _check.call(x, k, dim, temperature, mask)
@@ -198,5 +189,5 @@ def _reduced(loss: Tensor, reduction: str, dtype: torch.dtype) -> Tensor:
     return (loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.mean()).to(dtype)
 
 
-def _margins(x: Tensor, k: float | Tensor, dim: int, temperature: float | Tensor, mask: Tensor | None) -> Margins:
+def _margins(x: Tensor, k: PerRow, dim: int, temperature: PerRow, mask: Mask) -> Margins:
     return margins(cdfs.SIGMOID, x, k, dim, temperature, mask, None, torch.float64)
