@@ -12,9 +12,8 @@ from torch.nn import Parameter
 
 FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
+
 # ── the arguments of a relaxation ────────────────────────────────────────────────────────────────────────────────────
-
-
 def call(x: Any, k: Any, dim: int, heat: Any, allowed: Any = None, price: Any = None) -> None:
     """Raise unless the arguments of a relaxation are legal: scores, k, `dim`, temperature, mask and costs."""
     scores(x, dim)
@@ -58,8 +57,7 @@ def _supported(x: Any, name: str) -> None:
             f"`{name}` must be a torch.Tensor; got a {kind.__name__} of torch.fx, which cannot trace khot. "
             "Use torch.export.export instead of torch.fx.symbolic_trace."
         )
-    if not isinstance(x, Tensor):
-        raise TypeError(f"`{name}` must be a torch.Tensor; got {kind.__name__}.")
+    instance(name, x, Tensor)
     if kind.__name__ == "DTensor":
         fix = f"use `{name}.full_tensor()`, or `{name}.to_local()` for whole rows"
         raise TypeError(f"`{name}` must not be a DTensor; {fix}.")
@@ -106,8 +104,6 @@ def mask(value: Any, x: Tensor) -> None:
 
 
 # ── tensors beside others ────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def floating(name: str, value: Any, what: str = "a floating torch.Tensor") -> None:
     """Raise unless `value` is a floating tensor."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
@@ -124,8 +120,7 @@ def vectors(name: str, value: Any) -> None:
 
 def same_shape(name: str, value: Any, x: Tensor, x_name: str) -> None:
     """Raise unless `value` is a real tensor with the shape and device of `x`."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"`{name}` must be a torch.Tensor; got {type(value).__name__}.")
+    instance(name, value, Tensor)
     if value.is_complex():
         raise TypeError(f"`{name}` must be real; got {value.dtype}.")
     if value.shape != x.shape:
@@ -142,8 +137,7 @@ def same_device(name: str, value: Tensor, x: Tensor, x_name: str = "x") -> None:
 
 def last_dim(name: str, value: Any, n: int) -> None:
     """Raise unless `value` is a tensor whose last dimension has n entries."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"`{name}` must be a torch.Tensor; got {type(value).__name__}.")
+    instance(name, value, Tensor)
     if value.ndim == 0 or value.shape[-1] != n:
         raise ValueError(f"`{name}` must have {n} features in its last dimension; got {tuple(value.shape)}.")
 
@@ -171,8 +165,6 @@ def _per_row(name: str, value: Tensor, x: Tensor, dim: int) -> None:
 
 
 # ── numbers and other values ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 def number(name: str, value: Any, what: str = "a number or a torch.Tensor") -> None:
     """Raise unless `value` is a number; numpy's scalars are, and bool is not, because k=True is always a mistake."""
     if isinstance(value, bool) or not (isinstance(value, (int, float)) or _is_numpy_number(value)):
@@ -211,14 +203,14 @@ def fraction(name: str, value: Any, *, is_open: bool = False) -> None:
 
 def at_least(name: str, value: Any, least: int) -> None:
     """Raise unless `value` is an int ≥ least."""
-    _integer(name, value)
+    integer(name, value)
     if value < least:
         raise ValueError(f"`{name}` must be ≥ {least}; got {value}.")
 
 
 def whole(name: str, value: Any, most: int, what: str) -> None:
     """Raise unless `value` is an int in [0, most]."""
-    _integer(name, value)
+    integer(name, value)
     if not 0 <= value <= most:
         raise ValueError(f"`{name}` must satisfy 0 ≤ {name} ≤ {most} ({what}); got {value}.")
 
@@ -232,10 +224,12 @@ def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
 def instance(name: str, value: Any, kind: type) -> None:
     """Raise unless `value` is of that class."""
     if not isinstance(value, kind):
-        raise TypeError(f"`{name}` must be a {kind.__name__}; got {type(value).__name__}.")
+        wanted = "torch.Tensor" if kind is Tensor else kind.__name__
+        raise TypeError(f"`{name}` must be a {wanted}; got {type(value).__name__}.")
 
 
-def _integer(name: str, value: Any) -> None:
+def integer(name: str, value: Any) -> None:
+    """Raise unless `value` is an int."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"`{name}` must be an int; got {type(value).__name__}.")
 

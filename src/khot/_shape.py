@@ -6,13 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-PerRow = float | Tensor
-"""A number, or a tensor that broadcasts to the batch shape: the shape of `x` without `dim`."""
-Mask = Tensor | None
-"""Booleans that broadcast to the shape of `x`; True = may be chosen."""
-Costs = Tensor | None
-"""Positive numbers that broadcast to the shape of `x`."""
-
+PerRow = float | Tensor  # a number, or a tensor that broadcasts to the batch shape: the shape of `x` without `dim`
+Mask = Tensor | None  # booleans that broadcast to the shape of `x`; True = may be chosen
+Costs = Tensor | None  # positive numbers that broadcast to the shape of `x`
 _NORMAL = {dtype: (torch.finfo(dtype).tiny, torch.finfo(dtype).max) for dtype in (torch.float32, torch.float64)}
 _COMPUTE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 

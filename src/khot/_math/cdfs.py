@@ -7,16 +7,17 @@ programs name a cdf by a string, because a number would mean another cdf in anot
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-REACH, HALVINGS = 69.0, 52  # of `bisect`: it looks for quantiles within ±e^69 = ±1e30
+REACH, HALVINGS = 69.0, 53  # of `bisect`: it looks for quantiles within ±e^69 = ±1e30
 CHUNK = 512  # how many float32 numbers are summed before the sum goes on in float64
 Elementwise = Callable[[Tensor], Tensor]
+Pair = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Tails(NamedTuple):
@@ -38,6 +39,7 @@ class Cdf:
     quantile: Elementwise | None  # F⁻¹ on (0, 1); if None, it is found by bisection
     center: float = 0.0  # the median, about: above it, 1 − F is summed instead of F
     smooth: bool = True  # whether F′ is continuous
+    is_vertical: bool = False  # whether F′ is infinite somewhere: small y then need margins that only float64 has
     # All that the solver needs, in few passes; z may be infinite. If None, it is computed from the functions above.
     tails: Callable[[Tensor], Tails] | None = None
     # log F(z) for z < 0, if F is symmetric with exponential tails: for rows in which F underflows.
@@ -47,9 +49,16 @@ class Cdf:
     steer: Elementwise | None = None  # a rough F′ for the solver, if `density` differentiates: no op may do that
 
 
-def _about_zero(below: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Callable[[Tensor], Tails]:
-    """Return the tails of a symmetric F, given F and F′ as a function of z ≤ 0, which it may overwrite."""
-    return lambda z: Tails((z > 0).to(z.dtype), *below(z.abs().neg_()))
+def _symmetric(
+    name: str, cdf: Elementwise, density: Elementwise, quantile: Elementwise, both: Pair | None = None, **others: Any
+) -> Cdf:
+    """Make a Cdf with F(−z) = 1 − F(z); `both` gives F and F′ for z ≤ 0, which it may overwrite."""
+    pair: Pair = both or (lambda z: (cdf(z), density(z)))
+
+    def tails(z: Tensor) -> Tails:
+        return Tails((z > 0).to(z.dtype), *pair(z.abs().neg_()))
+
+    return Cdf(name, cdf, lambda z: cdf(-z), density, quantile, tails=tails, **others)
 
 
 def _laplace(z: Tensor) -> Tensor:
@@ -84,45 +93,39 @@ def _cauchy_density(z: Tensor) -> Tensor:
     return 1 / (math.pi * (1 + z.square()))
 
 
-SIGMOID = Cdf(
+SIGMOID = _symmetric(
     "sigmoid",
     torch.sigmoid,
-    lambda z: torch.sigmoid(-z),
     _sigmoid_density,
     torch.logit,
-    tails=_about_zero(lambda z: (tail := z.sigmoid_(), torch.addcmul(tail, tail, tail, value=-1))),
+    lambda z: (tail := z.sigmoid_(), torch.addcmul(tail, tail, tail, value=-1)),
     slope_at=lambda y: y * (1 - y),
     log_tail=lambda z: z,
     log_density=lambda z: logsigmoid(z) + logsigmoid(-z),
 )
-LAPLACE = Cdf(
+LAPLACE = _symmetric(
     "laplace",
     _laplace,
-    lambda z: _laplace(-z),
     lambda z: 0.5 * (-z.abs()).exp(),
     lambda p: torch.where(p < 0.5, (2 * p).log(), -(2 * (1 - p)).log()),
-    tails=_about_zero(lambda z: (z.exp_().mul_(0.5),) * 2),
+    lambda z: (z.exp_().mul_(0.5),) * 2,
     slope_at=lambda y: torch.minimum(y, 1 - y),
     log_tail=lambda z: z - math.log(2),
     log_density=lambda z: -z.abs() - math.log(2),
 )
-NORMAL = Cdf(
+NORMAL = _symmetric(
     "normal",
     _normal,
-    lambda z: _normal(-z),
     _normal_density,
     torch.special.ndtri,
-    tails=_about_zero(lambda z: (_normal(z), _normal_density(z))),
     log_density=lambda z: -0.5 * z.square() - 0.5 * math.log(2 * math.pi),
     slope_at=lambda y: _normal_density(torch.special.ndtri(y)),
 )
-CAUCHY = Cdf(
+CAUCHY = _symmetric(
     "cauchy",
     _cauchy,
-    lambda z: _cauchy(-z),
     _cauchy_density,
     _cauchy_quantile,
-    tails=_about_zero(lambda z: (_cauchy(z), _cauchy_density(z))),
     slope_at=lambda y: torch.sin(math.pi * torch.minimum(y, 1 - y)).square() / math.pi,
 )
 
@@ -154,6 +157,7 @@ def power(p: float) -> Cdf:
         lambda y: y ** (p - 1),
         center=center,
         smooth=False,
+        is_vertical=p > 2,
         tails=tails,
         slope_at=lambda y: exponent * y ** (2 - p),
     )
@@ -184,16 +188,6 @@ def cdf_by_name(name: str) -> Cdf:
     return cdf
 
 
-class TailSums(NamedTuple):
-    """What the tails of a row sum to, weighted with the costs; all (…, 1) float64."""
-
-    excess: Tensor  # N − k, where N counts the scores above the median of F
-    lower: Tensor  # Σ F below
-    upper: Tensor  # Σ 1 − F above
-    lower_slope: Tensor  # Σ F′ below
-    upper_slope: Tensor  # Σ F′ above
-
-
 def tails_at(cdf: Cdf, z: Tensor) -> Tails:
     """Return both sides of F at z, which may be infinite."""
     if cdf.tails is not None:
@@ -204,12 +198,15 @@ def tails_at(cdf: Cdf, z: Tensor) -> Tails:
     return Tails(is_above.to(z.dtype), tail, (cdf.steer or cdf.density)(finite).masked_fill(infinite, 0.0))
 
 
-def tail_sums(at: Tails, k: Tensor, costs: Tensor | None) -> TailSums:
-    """Return what the tails sum to, for k (…, 1)."""
+def tail_sums(at: Tails, k: Tensor, costs: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return N − k, Σ F below and Σ 1 − F above the median, and Σ F′ below and above it; all (…, 1) float64.
+
+    N is the number of scores above the median; everything is weighted with the costs. k is (…, 1).
+    """
     count, tail, density = at if costs is None else (costs * part for part in at)
     upper, upper_slope = row_sum(tail * at.above), row_sum(density * at.above)
     lower, lower_slope = (row_sum(tail) - upper).clamp(min=0), (row_sum(density) - upper_slope).clamp(min=0)
-    return TailSums(row_sum(count) - k, lower, upper, lower_slope, upper_slope)
+    return row_sum(count) - k, lower, upper, lower_slope, upper_slope
 
 
 def quantile(cdf: Cdf, share: Tensor) -> Tensor:
@@ -221,16 +218,13 @@ def quantile(cdf: Cdf, share: Tensor) -> Tensor:
 
 def bisect(cdf: Elementwise, share: Tensor) -> Tensor:
     """Return F⁻¹ by halving within ±1e30, for shares in (0, 1)."""
-
-    def spread(t: Tensor) -> Tensor:
-        return t.sign() * torch.expm1(t.abs())  # few halvings reach far
-
     low, high = torch.full_like(share, -REACH), torch.full_like(share, REACH)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        is_below = cdf(spread(middle)) < share
+        z = middle.sign() * torch.expm1(middle.abs())  # few halvings reach far
+        is_below = cdf(z) < share
         low, high = torch.where(is_below, middle, low), torch.where(is_below, high, middle)
-    return spread((low + high) / 2)
+    return z
 
 
 def difference(cdf: Elementwise) -> Elementwise:
@@ -247,12 +241,6 @@ def value(cdf: Cdf, z: Tensor) -> Tensor:
     """Return F(z); where z is infinite, exactly 0 or 1 with gradient 0."""
     infinite = z.isinf()
     return torch.where(infinite, (z > 0).to(z.dtype), cdf.cdf(torch.where(infinite, cdf.center, z)))
-
-
-def slope(cdf: Cdf, z: Tensor) -> Tensor:
-    """Return F′(z); where z is infinite, 0."""
-    infinite = z.isinf()
-    return torch.where(infinite, 0.0, cdf.density(torch.where(infinite, cdf.center, z)))
 
 
 def row_sum(t: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .cdfs import Cdf, row_sum, slope
+from .cdfs import Cdf, row_sum
 
 
 class Linear(NamedTuple):
@@ -44,7 +44,7 @@ def at_margin(z: Tensor, temperature: Tensor | float, costs: Tensor | None, cdf:
     infinite = z.isinf()
     finite = torch.where(infinite, cdf.center, z)
     if cdf.log_density is None:
-        v = slope(cdf, z)
+        v = torch.where(infinite, 0.0, cdf.density(finite))
         weighted = v if costs is None else costs * v
         total = _sum(weighted)
         return Linear(finite, v, _ratio(weighted, total), total, _scale(temperature, z))

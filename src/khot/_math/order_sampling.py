@@ -48,21 +48,20 @@ def _clock(z: Tensor) -> Tensor:
     return z.clamp(min=-700.0).neg().exp()
 
 
-def _log1mexp_parts(u: Tensor) -> tuple[Tensor, Tensor]:
-    """Return log(1 − e^−u) for u ≥ log 2; log((1 − e^−u)/u) for u ≤ log 2, where log u is more exact than u."""
+def _gumbel_parts(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return u; log(1 − e^−u) for u ≥ log 2; and log((1 − e^−u)/u) for u ≤ log 2, where log u is more exact than u."""
+    u = _clock(z)
     small = u.clamp(1e-30, LOG_2)
-    return torch.log1p(-torch.exp(-u.clamp(LOG_2, 700.0))), torch.log(-torch.expm1(-small) / small)
+    return u, torch.log1p(-torch.exp(-u.clamp(LOG_2, 700.0))), torch.log(-torch.expm1(-small) / small)
 
 
 def _gumbel_log_sf(z: Tensor) -> Tensor:
-    u = _clock(z)
-    large, small = _log1mexp_parts(u)
+    u, large, small = _gumbel_parts(z)
     return torch.where(u > LOG_2, large, small - z)
 
 
 def _gumbel_log_hazard(z: Tensor) -> Tensor:
-    u = _clock(z)
-    large, small = _log1mexp_parts(u)
+    u, large, small = _gumbel_parts(z)
     return -u - torch.where(u > LOG_2, large + z, small)
 
 

@@ -104,8 +104,6 @@ def smooth_value(cdf: Cdf, z: Tensor, k: Tensor, costs: Tensor | None) -> Tensor
 
 
 # ── rows, points and what is summed at a point ───────────────────────────────────────────────────────────────────────
-
-
 class Point(NamedTuple):
     """The threshold `anchor + T·shift`; both (rows, 1) float64."""
 
@@ -186,8 +184,6 @@ def _evaluate(cdf: Cdf, rows: Rows, point: Point, out: Tensor, early_stop: bool)
 
 
 # ── the solver ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def solve(cdf: Cdf, rows: Rows, *, early_stop: bool, steps: int | None = None) -> tuple[Tensor, Point]:
     """Find the threshold of every row.
 
@@ -354,8 +350,6 @@ def _distance(start: Point, end: Point, temperature: Tensor) -> Tensor:
 
 
 # ── where to begin ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _survey(rows: Rows, early_stop: bool) -> tuple[Rows, Survey]:
     """Return the rows, with 0 and −inf where more than k scores are +inf, and what is known of them."""
     x, k, costs = rows.x, rows.k, rows.costs

@@ -58,7 +58,7 @@ _SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {
 }
 
 
-def _load() -> tuple[ctypes.CDLL | None, str]:
+def _load() -> tuple[Any, str]:
     """Load the library; return it, or None, and a line that says what serves the CPU and why."""
     note = HERE / "build.txt"
     built = note.read_text().strip() if note.exists() else "not built: khot was not installed by its own build"
@@ -71,18 +71,14 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         for name, (arguments, result) in _SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, result
-        if library.khot_abi() != _header_hash():
+        # `hatch_build.py` compiles this number into the library.
+        if library.khot_abi() != int(hashlib.sha256((HERE / "native" / "khot.h").read_bytes()).hexdigest()[:8], 16):
             return None, "eager torch (native library was built from another version of khot.h: reinstall khot)"
     except (OSError, AttributeError) as error:
         return None, f"eager torch (native library does not load: {error})"
     width = "AVX2" if library.khot_has_avx2() else "portable"
     what = "sigmoid, Laplace and Euclidean top-k, hard top-k, pivotal and systematic samples; eager torch for the rest"
     return library, f"native, {width} (for {what}; {built})"
-
-
-def _header_hash() -> int:
-    """Return the number that `hatch_build.py` compiles into the library: a hash of the C header."""
-    return int(hashlib.sha256((HERE / "native" / "khot.h").read_bytes()).hexdigest()[:8], 16)
 
 
 LIBRARY, REASON = _load()
@@ -158,7 +154,6 @@ def pivotal(
     p: Tensor, is_integer: Tensor, seed: Tensor, order: Tensor | None, is_random: bool, draws: int, is_paired: bool
 ) -> Tensor:
     """Draw what `_math.pivotal.draw` does."""
-    assert LIBRARY is not None
     p, is_integer = _sampled(p), is_integer.contiguous()
     out = p.new_empty(draws * p.shape[0], p.shape[1])
     order = None if order is None else order.contiguous()
@@ -171,7 +166,6 @@ def pivotal(
 
 def systematic(p: Tensor, k: Tensor, seed: Tensor, draws: int, is_paired: bool) -> Tensor:
     """Draw what `_math.systematic.draw` does."""
-    assert LIBRARY is not None
     p, k = _sampled(p), k.contiguous()
     out = p.new_empty(draws * p.shape[0], p.shape[1])
     LIBRARY.khot_systematic(_draws(p, seed, draws, is_paired), k.data_ptr(), out.data_ptr())
@@ -180,7 +174,6 @@ def systematic(p: Tensor, k: Tensor, seed: Tensor, draws: int, is_paired: bool) 
 
 def uniform(seed: Tensor, stream: int, count: int) -> Tensor:
     """Return what `_math.noise.uniform` does."""
-    assert LIBRARY is not None
     out = torch.empty(count, dtype=torch.float64, device="cpu")
     LIBRARY.khot_uniform(int(seed), stream, count, torch.get_num_threads(), out.data_ptr())
     return out
@@ -188,7 +181,6 @@ def uniform(seed: Tensor, stream: int, count: int) -> Tensor:
 
 def order(keys: Tensor, n: int) -> Tensor:
     """Return what `_math.noise.order` does."""
-    assert LIBRARY is not None
     keys = keys.contiguous()
     out = torch.empty(*keys.shape, n, dtype=torch.int64, device="cpu")
     status = LIBRARY.khot_order(keys.data_ptr(), keys.numel(), n, torch.get_num_threads(), out.data_ptr())

@@ -19,7 +19,6 @@ from ._library import LIBRARY, define
 HAS_NATIVE = _native.LIBRARY is not None
 
 # ── the short cut ────────────────────────────────────────────────────────────────────────────────────────────────────
-
 _PLAIN = {dispatch_keys(torch.empty(0, device="cpu")).raw_repr()}
 with torch.inference_mode():
     _PLAIN.add(dispatch_keys(torch.empty(0, device="cpu")).raw_repr())
@@ -69,16 +68,10 @@ def _differentiates(*values: Any) -> bool:
 
 
 # ── what khot calls ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def topk(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf) -> Tensor:
-    """Return y = F((x − τ)/T) along the last dim, differentiable in x, k and T.
+    """Return y = F((x − τ)/T) along the last dim, differentiable in x, k and T; the cdf has a `slope_at`.
 
-    Args:
-        x: (…, n) float32 or float64.
-        k, temperature: numbers, or (…) float64.
-        mask: (…, n) bool or None.
-        cdf: F; it has F′ as a function of y.
+    x is (…, n) float32 or float64; k and T are numbers or (…) float64; the mask is (…, n) or None.
     """
     if is_watched():
         return _topk(x, per_row(k, x), per_row(temperature, x), mask, cdf.name)
@@ -91,7 +84,7 @@ def topk(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf) -> Ten
 def margin(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, costs: Costs, cdf: Cdf) -> Tensor:
     """Return z = (x − τ)/T along the last dim, differentiable in x, k, T and costs; ±inf where y is exactly 1 or 0.
 
-    Arguments are those of `topk`, and the costs (…, n) or None.
+    Arguments are those of `topk`, for any cdf; the costs are (…, n) or None.
     """
     k, temperature = per_row(k, x), per_row(temperature, x)
     if is_watched():
@@ -139,10 +132,8 @@ def _pull(g: Tensor, y: Tensor, temperature: PerRow, cdf: Cdf) -> Tensor:
 
 
 # ── derivatives ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 class _TopK(torch.autograd.Function):
-    """(x, k, T, mask, cdf) → y; saves y, which autograd tracks, so that backward has a derivative too.
+    """Differentiate (x, k, T, mask, cdf) → y. It saves y, which autograd tracks, so backward has a derivative too.
 
     From y alone the derivative in k is lost where an entry rounds to 1 and its counterpart does not round to 0, so it
     is taken from the margins, which are solved for again.
@@ -188,7 +179,7 @@ def _at_value(y: Tensor, temperature: PerRow, cdf: Cdf, *solved: Any) -> implici
 
 
 class _Margin(torch.autograd.Function):
-    """(x, k, T, mask, costs, cdf) → z."""
+    """Differentiate (x, k, T, mask, costs, cdf) → z."""
 
     @staticmethod
     def forward(
@@ -227,8 +218,6 @@ def _tangents(like: Tensor, dx: Tensor | None, dk: Tensor | None, dt: Tensor | N
 
 
 # ── schemas ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _like(x: Tensor, *_: Any) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
@@ -262,8 +251,6 @@ _hard_topk = define("hard_topk", "(Tensor x, Tensor k, Tensor? mask) -> Tensor",
 
 
 # ── the CPU ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _cpu_topk(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf | str) -> Tensor:
     law = _law(cdf)
     if HAS_NATIVE and law.name in _native.CDFS:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _check
 from .._math import cdfs
 from .._shape import Costs, Mask, PerRow
 from .._torch import derivative
@@ -55,7 +54,11 @@ def relaxation(
     """
     functions = {"survival": survival, "density": density, "quantile": quantile}
     remake = partial(relaxation, cdf, **functions, symmetric=symmetric, smooth=smooth, name=name)
-    _require_cdf(cdf(_points(PROBES)))
+    values = cdf(_points(PROBES))
+    ends = _points((0.0, 1.0)).to(values.dtype)
+    if not (values.diff() >= 0).all() or not torch.allclose(values[[0, -1]], ends, rtol=0, atol=1e-3):
+        points = ", ".join(f"{point:g}".replace("-", "−") for point in PROBES)
+        raise ValueError(f"`cdf` must rise from 0 to 1, elementwise; at {points} got {values.tolist()}.")
     rest = survival or ((lambda z: cdf(-z)) if symmetric else (lambda z: 1 - cdf(z)))
     # Where F is 0 or 1 to rounding, the derivative of its formula may overflow, as that of exp(−exp(−z)) does. So no
     # function is called there.
@@ -92,7 +95,6 @@ class CustomRelaxation:
         self, x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None, costs: Costs = None
     ) -> Tensor:
         """Return a soft k-hot tensor like `x`; arguments as for `khot.sigmoid_topk`."""
-        _check.call(x, k, dim, temperature, mask, costs)
         return relax(self._cdf, x, k, dim, temperature, mask, costs)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -100,13 +102,6 @@ class CustomRelaxation:
 
     def __repr__(self) -> str:
         return f"<khot.relaxation {self.__name__}>"
-
-
-def _require_cdf(values: Tensor) -> None:
-    ends = _points((0.0, 1.0)).to(values.dtype)
-    if not (values.diff() >= 0).all() or not torch.allclose(values[[0, -1]], ends, rtol=0, atol=1e-3):
-        points = ", ".join(f"{point:g}".replace("-", "−") for point in PROBES)
-        raise ValueError(f"`cdf` must rise from 0 to 1, elementwise; at {points} got {values.tolist()}.")
 
 
 def _fingerprint(cdf: Elementwise) -> str:

@@ -1,12 +1,13 @@
 """σ_k and its siblings: y = F((x − τ)/T) with τ such that Σ y = k, one function for each cdf F."""
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from .. import _check, _shape, ops
 from .._math import cdfs, threshold
+from .._math.cdfs import Cdf
 from .._shape import Costs, Mask, PerRow
 
 MOST_P = 20.0  # for larger p, y = 2e-16 has a margin below the smallest float64, and some rows have no solution
@@ -19,7 +20,6 @@ class Relaxation(Protocol):
         self, x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None, costs: Costs = None
     ) -> Tensor:
         """Return a soft k-hot tensor like `x`."""
-        ...
 
 
 def sigmoid_topk(
@@ -62,7 +62,6 @@ def sigmoid_topk(
     Reference: Wijk et al., "Differentiable Top-k: From One-Hot to k-Hot" (2025); the same operator is the LML layer of
     Amos et al. (2019).
     """
-    _check.call(x, k, dim, temperature, mask, costs)
     return relax(cdfs.SIGMOID, x, k, dim, temperature, mask, costs)
 
 
@@ -74,7 +73,7 @@ def laplace_topk(
     `F(z) = ½e^z` for z ≤ 0, `1 − ½e^{−z}` above; `τ` such that `Σ F((x − τ)/T) = k`.
 
     Args:
-        x, k, dim, temperature, mask, costs: as for `sigmoid_topk`.
+        x, k, dim, temperature, mask, costs: as for `sigmoid_topk`; x is (…, n).
 
     Returns:
         As `sigmoid_topk`. Exponential tails, as σ_k's; F′ has a corner at the threshold, so second derivatives jump
@@ -86,7 +85,6 @@ def laplace_topk(
 
     Reference: Struski et al., "LapSum: one method to differentiate them all" (2025).
     """
-    _check.call(x, k, dim, temperature, mask, costs)
     return relax(cdfs.LAPLACE, x, k, dim, temperature, mask, costs)
 
 
@@ -98,7 +96,7 @@ def normal_topk(
     `F = Φ`; `τ` such that `Σ Φ((x − τ)/T) = k`.
 
     Args:
-        x, k, dim, temperature, mask, costs: as for `sigmoid_topk`.
+        x, k, dim, temperature, mask, costs: as for `sigmoid_topk`; x is (…, n).
 
     Returns:
         As `sigmoid_topk`. Smooth; light tails, so that scores far from the threshold get no gradient. A row whose
@@ -108,7 +106,6 @@ def normal_topk(
         >>> normal_topk(torch.tensor([2.0, 1.0, 0.0, -1.0]), 2)
         tensor([0.9332, 0.6915, 0.3085, 0.0668])
     """
-    _check.call(x, k, dim, temperature, mask, costs)
     return relax(cdfs.NORMAL, x, k, dim, temperature, mask, costs)
 
 
@@ -120,7 +117,7 @@ def cauchy_topk(
     `F(z) = ½ + atan(z)/π`; `τ` such that `Σ F((x − τ)/T) = k`.
 
     Args:
-        x, k, dim, temperature, mask, costs: as for `sigmoid_topk`.
+        x, k, dim, temperature, mask, costs: as for `sigmoid_topk`; x is (…, n).
 
     Returns:
         As `sigmoid_topk`. Smooth; y falls as 1/|z| and its gradient as 1/z², so that a hard result needs a far smaller
@@ -131,7 +128,6 @@ def cauchy_topk(
         >>> cauchy_topk(torch.tensor([2.0, 1.0, 0.0, -1.0]), 2)
         tensor([0.8128, 0.6476, 0.3524, 0.1872])
     """
-    _check.call(x, k, dim, temperature, mask, costs)
     return relax(cdfs.CAUCHY, x, k, dim, temperature, mask, costs)
 
 
@@ -143,7 +139,7 @@ def euclidean_topk(
     `argmin_{y ∈ Δ_k} ‖y − x/T‖²`, which is `clip((x − τ)/T, 0, 1)` with `Σ y = k`.
 
     Args:
-        x, k, dim, temperature, mask, costs: as for `sigmoid_topk`.
+        x, k, dim, temperature, mask, costs: as for `sigmoid_topk`; x is (…, n).
 
     Returns:
         As `sigmoid_topk`, but piecewise linear. Differentiable where no entry is at a corner, z = 0 or 1; there the
@@ -156,7 +152,6 @@ def euclidean_topk(
 
     Reference: Wang and Lu, "Projection onto the capped simplex" (2015); it is also the budget layer of entmax.
     """
-    _check.call(x, k, dim, temperature, mask, costs)
     return relax(cdfs.EUCLIDEAN, x, k, dim, temperature, mask, costs)
 
 
@@ -175,7 +170,7 @@ def power_topk(
     `argmax_{y ∈ Δ_k} ⟨x, y⟩ − (T/p)·Σ y^p`, which is `clip((x − τ)/T, 0, 1)^{1/(p−1)}` with `Σ y = k`.
 
     Args:
-        x, k, dim, temperature, mask, costs: as for `sigmoid_topk`.
+        x, k, dim, temperature, mask, costs: as for `sigmoid_topk`; x is (…, n).
         p: the norm, 1 < p ≤ 20; 2 is `euclidean_topk`.
 
     Returns:
@@ -191,34 +186,13 @@ def power_topk(
     _check.above("p", p, 1)
     if p > MOST_P:
         raise ValueError(f"`p` must satisfy 1 < p ≤ {MOST_P:g}, because y jumps for larger p; got {p}.")
+    return relax(cdfs.EUCLIDEAN if p == 2 else cdfs.power(float(p)), x, k, dim, temperature, mask, costs)
+
+
+def relax(cdf: Cdf, x: Tensor, k: PerRow, dim: int, temperature: PerRow, mask: Mask, costs: Costs) -> Tensor:
+    """Check the arguments of a relaxation, and return y = F(z) like `x`."""
     _check.call(x, k, dim, temperature, mask, costs)
-    if p == 2:
-        return relax(cdfs.EUCLIDEAN, x, k, dim, temperature, mask, costs)
-    # Above 2, F is vertical at 0: small y need margins that float32 does not have.
-    dtype = torch.float64 if p > 2 else None
-    return relax(cdfs.power(float(p)), x, k, dim, temperature, mask, costs, dtype)
-
-
-class Margins(NamedTuple):
-    """A solved call."""
-
-    z: Tensor  # (…, n) margins (x − τ)/T, ±inf where y is exactly 1 or 0
-    rows: _shape.Rows  # the rows that z belongs to; with costs c, the scores are x/c
-    costs: Tensor | None  # (…, n), if there are any
-
-
-def relax(
-    cdf: cdfs.Cdf,
-    x: Tensor,
-    k: PerRow,
-    dim: int,
-    temperature: PerRow,
-    mask: Mask,
-    costs: Costs,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Return y = F(z) like `x`, computed in `dtype`: x's own, or float32 for half precision, if it is None."""
-    dtype = dtype or _shape.compute_dtype(x.dtype)
+    dtype = torch.float64 if cdf.is_vertical else _shape.compute_dtype(x.dtype)
     if costs is None and cdf.slope_at is not None:
         rows = _shape.to_rows(x, ops.constant(k), ops.constant(temperature), mask, dim, dtype)
         return _shape.from_rows(ops.topk(*rows, cdf), dim, x.dtype)
@@ -227,9 +201,14 @@ def relax(
 
 
 def margins(
-    cdf: cdfs.Cdf, x: Tensor, k: PerRow, dim: int, temperature: PerRow, mask: Mask, costs: Costs, dtype: torch.dtype
-) -> Margins:
-    """Return z on the last dim, computed in `dtype`."""
+    cdf: Cdf, x: Tensor, k: PerRow, dim: int, temperature: PerRow, mask: Mask, costs: Costs, dtype: torch.dtype
+) -> tuple[Tensor, _shape.Rows, Costs]:
+    """Solve a call in `dtype`, along the last dim.
+
+    Returns:
+        The margins z = (x − τ)/T (…, n), ±inf where y is exactly 1 or 0; the rows they belong to, in which costs c make
+        the scores x/c; and the costs (…, n).
+    """
     rows = _shape.to_rows(x, k, temperature, mask, dim, dtype)
     if costs is not None:
         costs = _shape.per_entry(costs, x, dim, dtype)
@@ -237,5 +216,5 @@ def margins(
             costs = torch.where(rows.mask, costs, 1.0)  # a masked cost may be anything, and counts for nothing
         infinite = rows.x.isinf()
         per_cost = torch.where(infinite, 0.0, rows.x) / costs
-        rows = rows._replace(x=torch.where(infinite, rows.x.detach(), per_cost))
-    return Margins(ops.margin(rows.x, rows.k, rows.temperature, rows.mask, costs, cdf), rows, costs)
+        rows = _shape.Rows(torch.where(infinite, rows.x.detach(), per_cost), rows.k, rows.temperature, rows.mask)
+    return ops.margin(rows.x, rows.k, rows.temperature, rows.mask, costs, cdf), rows, costs

@@ -43,7 +43,8 @@ def ordered_topk(
         tensor([[3.0590e-07, 9.9331e-01, 6.6927e-03],
                 [6.6927e-03, 6.6927e-03, 9.8661e-01]])
     """
-    _check_slots(x, k, dim, temperature, mask)
+    _check.call(x, k, dim, temperature, mask)
+    _check.integer("k", k)
     return _ladder(x, k, relaxation, dim, temperature, mask).to(x.dtype)
 
 
@@ -59,13 +60,6 @@ def _ladder(x: Tensor, k: int, relaxation: Callable[..., Tensor], dim: int, temp
     below = torch.cat((torch.zeros_like(ladder[..., :1, :]), ladder[..., :-1, :]), -2)[..., :k, :]
     # f rises in k; where it is 1 to rounding it may fall by one.
     return (ladder - below).clamp(min=0)
-
-
-def _check_slots(x: Tensor, k: int, dim: int, temperature: PerRow, mask: Mask) -> None:
-    _check.scores(x, dim)
-    _check.whole("k", k, x.shape[dim], f"size of dim {dim}")
-    _check.temperature(temperature, x, dim)
-    _check.mask(mask, x)
 
 
 class SoftTopK(NamedTuple):
@@ -85,7 +79,7 @@ def soft_topk(x: Tensor, k: int, *, dim: int = -1, temperature: PerRow = 1.0, ma
     `values = P x` with `P = ordered_topk(x, k)`.
 
     Args:
-        x, k, dim, temperature, mask: as for `ordered_topk`.
+        x, k, dim, temperature, mask: as for `ordered_topk`; x is (…, n).
 
     Returns:
         values, indices and weights. The values tend to those of `torch.topk` as T → 0. A score of −inf weighs nothing,
@@ -95,7 +89,8 @@ def soft_topk(x: Tensor, k: int, *, dim: int = -1, temperature: PerRow = 1.0, ma
         >>> soft_topk(torch.tensor([0.0, 2.0, 1.0]), 2, temperature=0.1)[:2]
         (tensor([1.9933, 1.0000]), tensor([1, 2]))
     """
-    _check_slots(x, k, dim, temperature, mask)
+    _check.call(x, k, dim, temperature, mask)
+    _check.integer("k", k)
     weights = _ladder(x, k, sigmoid_topk, dim, temperature, mask)
     rows = _shape.last(x.to(weights.dtype), dim)
     if mask is not None:

@@ -7,7 +7,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 from .. import _check, _shape
 from .._math import cdfs
 from .._shape import Mask, PerRow
-from ._family import Margins, margins, sigmoid_topk
+from ._family import margins, sigmoid_topk
 
 
 def log_sigmoid_topk(x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None) -> Tensor:
@@ -16,7 +16,7 @@ def log_sigmoid_topk(x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow
     `log σ_k(x) = −log(1 + e^{−(x − τ)/T})`, computed in float64.
 
     Args:
-        x, k, dim, temperature, mask: as for `sigmoid_topk`.
+        x, k, dim, temperature, mask: as for `sigmoid_topk`; x is (…, n).
 
     Returns:
         A tensor like `x`, ≤ 0, −inf at masked entries, with a relative error of a rounding of x's dtype whatever the
@@ -28,7 +28,8 @@ def log_sigmoid_topk(x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow
         tensor([-500.0000, -510.0000])
     """
     _check.call(x, k, dim, temperature, mask)
-    return _shape.from_rows(logsigmoid(_margins(x, k, dim, temperature, mask).z), dim, x.dtype)
+    z, _, _ = margins(cdfs.SIGMOID, x, k, dim, temperature, mask, None, torch.float64)
+    return _shape.from_rows(logsigmoid(z), dim, x.dtype)
 
 
 def threshold(x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None) -> Tensor:
@@ -37,7 +38,7 @@ def threshold(x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0,
     `Σ σ((x − τ)/T) = k`.
 
     Args:
-        x, k, dim, temperature, mask: as for `sigmoid_topk`.
+        x, k, dim, temperature, mask: as for `sigmoid_topk`; x is (…, n).
 
     Returns:
         τ, of the shape of `x` without `dim`, computed in float64 and rounded to x's dtype; +inf where k = 0, −inf where
@@ -49,7 +50,7 @@ def threshold(x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0,
         tensor(0.5000)
     """
     _check.call(x, k, dim, temperature, mask)
-    z, rows, _ = _margins(x, k, dim, temperature, mask)
+    z, rows, _ = margins(cdfs.SIGMOID, x, k, dim, temperature, mask, None, torch.float64)
     if z.shape[-1] == 0:
         return (_shape.per_row(rows.k, z) + torch.inf).to(x.dtype)
     # τ = x_i − T·z_i for any i; the smallest |z| rounds least. Entries of which both are infinite come last.
@@ -90,12 +91,10 @@ def khot_cross_entropy(
 
     Reference: Blondel, Martins and Niculae, "Learning with Fenchel–Young losses" (2020).
     """
-    _check.scores(x, dim)
+    _check.call(x, 0, dim, temperature, mask)  # k is a sum of values, which are not read
     _check.same_shape("target", target, x, "x")
-    _check.temperature(temperature, x, dim)
-    _check.mask(mask, x)
     y = _shape.per_entry(target, x, dim, torch.float64)
-    z, rows, _ = _margins(x, y.sum(-1), dim, temperature, mask)
+    z, rows, _ = margins(cdfs.SIGMOID, x, y.sum(-1), dim, temperature, mask, None, torch.float64)
     # T·KL(y ‖ σ(z)) is a binary cross-entropy less the entropy of y; a margin of ±inf is right or infinitely wrong.
     is_certain = z.isinf()
     terms = binary_cross_entropy_with_logits(torch.where(is_certain, 0.0, z), y, reduction="none")
@@ -157,7 +156,7 @@ def recall_at_k_loss(
     `1 − Σ y·σ_k(x)/Σ y`.
 
     Args:
-        x, target, k, dim, temperature, mask, reduction: as for `precision_at_k_loss`.
+        x, target, k, dim, temperature, mask, reduction: as for `precision_at_k_loss`; x is (…, n).
 
     Returns:
         The loss, in [0, 1]; it tends to 1 − recall@k as T → 0. A row with nothing relevant has loss 0.
@@ -187,7 +186,3 @@ def _hits(
 def _reduced(loss: Tensor, reduction: str, dtype: torch.dtype) -> Tensor:
     _check.one_of("reduction", reduction, ("mean", "sum", "none"))
     return (loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.mean()).to(dtype)
-
-
-def _margins(x: Tensor, k: PerRow, dim: int, temperature: PerRow, mask: Mask) -> Margins:
-    return margins(cdfs.SIGMOID, x, k, dim, temperature, mask, None, torch.float64)
