@@ -53,10 +53,8 @@ def _supported(x: Any, name: str) -> None:
     """Raise unless `x` is a tensor, of a class that khot can compute with."""
     kind = type(x)
     if kind.__module__.startswith("torch.fx"):
-        raise TypeError(
-            f"`{name}` must be a torch.Tensor; got a {kind.__name__} of torch.fx, which cannot trace khot. "
-            "Use torch.export.export instead of torch.fx.symbolic_trace."
-        )
+        wrong = f"`{name}` must be a torch.Tensor; got a {kind.__name__} of torch.fx, which cannot trace khot."
+        raise TypeError(f"{wrong} Use torch.export.export instead of torch.fx.symbolic_trace.")
     instance(name, x, Tensor)
     if kind.__name__ == "DTensor":
         fix = f"use `{name}.full_tensor()`, or `{name}.to_local()` for whole rows"
@@ -195,7 +193,7 @@ def above(name: str, value: Any, bound: float) -> None:
 
 
 def fraction(name: str, value: Any, *, is_open: bool = False) -> None:
-    """Raise unless `value` is a number in [0, 1], or in [0, 1) if that is asked for."""
+    """Raise unless `value` is a number in [0, 1], or in [0, 1) if `is_open`."""
     number(name, value, "a number")
     if not 0 <= value <= 1 or (is_open and value == 1):
         raise ValueError(f"`{name}` must satisfy 0 ≤ {name} {'<' if is_open else '≤'} 1; got {value}.")

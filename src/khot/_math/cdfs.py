@@ -34,7 +34,7 @@ class Cdf:
 
     name: str  # what ops and saved programs call it
     cdf: Elementwise  # F(z), to all digits however small
-    survival: Elementwise  # 1 − F(z), likewise
+    survival: Elementwise  # 1 − F(z), to all digits however small
     density: Elementwise  # F′(z); at a kink, one of the one-sided slopes
     quantile: Elementwise | None  # F⁻¹ on (0, 1); if None, it is found by bisection
     center: float = 0.0  # the median, about: above it, 1 − F is summed instead of F
@@ -79,24 +79,10 @@ def _cauchy(z: Tensor) -> Tensor:
     return torch.atan2(torch.ones_like(z), -z) / math.pi  # not ½ + atan(z)/π, which cancels
 
 
-def _sigmoid_density(z: Tensor) -> Tensor:
-    tail = torch.sigmoid(-z.abs())
-    return tail * (1 - tail)
-
-
-def _cauchy_quantile(y: Tensor) -> Tensor:
-    near = torch.minimum(y, 1 - y)  # sin and tan near π would round
-    return torch.where(y < 0.5, -1.0, 1.0) / torch.tan(math.pi * near)
-
-
-def _cauchy_density(z: Tensor) -> Tensor:
-    return 1 / (math.pi * (1 + z.square()))
-
-
 SIGMOID = _symmetric(
     "sigmoid",
     torch.sigmoid,
-    _sigmoid_density,
+    lambda z: (tail := torch.sigmoid(-z.abs())) * (1 - tail),
     torch.logit,
     lambda z: (tail := z.sigmoid_(), torch.addcmul(tail, tail, tail, value=-1)),
     slope_at=lambda y: y * (1 - y),
@@ -124,8 +110,9 @@ NORMAL = _symmetric(
 CAUCHY = _symmetric(
     "cauchy",
     _cauchy,
-    _cauchy_density,
-    _cauchy_quantile,
+    lambda z: 1 / (math.pi * (1 + z.square())),
+    # The smaller of y and 1 − y, because sin and tan near π would round.
+    lambda y: torch.where(y < 0.5, -1.0, 1.0) / torch.tan(math.pi * torch.minimum(y, 1 - y)),
     slope_at=lambda y: torch.sin(math.pi * torch.minimum(y, 1 - y)).square() / math.pi,
 )
 
@@ -176,9 +163,7 @@ def register(cdf: Cdf) -> Cdf:
 
 def cdf_by_name(name: str) -> Cdf:
     """Look up a cdf by its name."""
-    if name.startswith("power:"):
-        return power(float(name.removeprefix("power:")))
-    cdf = _NAMED.get(name)
+    cdf = power(float(name.removeprefix("power:"))) if name.startswith("power:") else _NAMED.get(name)
     if cdf is None:
         raise LookupError(
             f"The relaxation {name!r} does not exist in this process. If the program was exported or saved with a "

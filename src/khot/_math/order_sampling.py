@@ -231,7 +231,7 @@ def _rarity(noise: Noise, z: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     off = (mean - k).abs()
     bennett = torch.xlogy(variance + off, 1 + off / variance) - off
     hoeffding = torch.xlogy(k, k / mean) + torch.xlogy(z.shape[-1] - k, (z.shape[-1] - k) / rest)
-    return mean - k, torch.maximum(bennett.nan_to_num(0.0), hoeffding)  # NaN: a count that is k for sure
+    return mean - k, torch.maximum(bennett.nan_to_num(0.0), hoeffding)  # NaN: a count that is certainly k
 
 
 def _kth_of_others(noise: Noise, z: Tensor, above: Tensor, k: Tensor) -> Tensor:
@@ -263,16 +263,9 @@ def _kth_of_others(noise: Noise, z: Tensor, above: Tensor, k: Tensor) -> Tensor:
 
 
 def draw(
-    noise: Noise,
-    scores: Tensor,
-    k: Tensor,
-    seed: Tensor,
-    draws: int,
-    uniform: Uniform,
-    hard_topk: HardTopK,
-    stream: int = 0,
+    noise: Noise, scores: Tensor, k: Tensor, seed: Tensor, draws: int, uniform: Uniform, hard: HardTopK, stream: int = 0
 ) -> Tensor:
     """Draw `draws` k-hot samples of each row of the scores (rows, n); (draws, rows, n) float64."""
     shape = (draws, *scores.shape)
     u = inside(uniform(seed, stream, math.prod(shape))).view(shape)
-    return hard_topk(scores + noise.quantile(u), k.expand(shape[:-1]), None)
+    return hard(scores + noise.quantile(u), k.expand(shape[:-1]), None)

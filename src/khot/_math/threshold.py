@@ -170,8 +170,7 @@ def _evaluate(cdf: Cdf, rows: Rows, point: Point, out: Tensor, early_stop: bool)
             log_upper = log_tail.masked_fill(~above, -torch.inf).logsumexp(-1, keepdim=True)
             log_left = torch.where(deep_left, torch.logaddexp(log_lower, over.log()), log_left)
             log_right = torch.where(deep_right, torch.logaddexp(log_upper, under.log()), log_right)
-            slope_left = torch.where(deep_left, 1.0, slope_left)
-            slope_right = torch.where(deep_right, 1.0, slope_right)
+            slope_left, slope_right = torch.where(deep_left, 1.0, slope_left), torch.where(deep_right, 1.0, slope_right)
     is_level = (left == right) & log_left.isinf()  # every point of this plateau is a root
     ratio = torch.where(is_level, 0.0, log_left - log_right)
     # F(z) carries about |z| roundings of z, and −log of a small sum is about the |z| that counts.

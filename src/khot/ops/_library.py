@@ -61,3 +61,8 @@ def _declare(name: str, signature: str, kernel: Op, fake: Op) -> Op:
     torch.library.register_fake(f"khot::{name}", fake, lib=LIBRARY)
     op: Op = getattr(torch.ops.khot, name).default
     return op
+
+
+def like(x: Tensor, *_: Any) -> Tensor:
+    """Return the fake of an op whose result has the shape of its first argument."""
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)

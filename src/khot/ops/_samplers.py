@@ -8,7 +8,7 @@ from .._math import high_entropy, natural, noise
 from .._math import pivotal as _pivotal
 from .._math import systematic as _systematic
 from ..kernels import cpu as _native
-from ._library import LIBRARY, Op, define, define_sampler
+from ._library import LIBRARY, Op, define, define_sampler, like
 from ._topk import hard_topk, sigmoid_margins
 
 # keys (…) → (…, n)
@@ -51,10 +51,7 @@ _sampford = partial(high_entropy.draw_sampford, uniform=uniform, hard_topk=hard_
 sampford = _define_law("sampford", _sampford)
 # marginals (…, n) float64, k (…) float64 → natural parameters (…, n)
 natural_parameters = define(
-    "natural_parameters",
-    "(Tensor p, Tensor k) -> Tensor",
-    partial(natural.solve, margins=sigmoid_margins),
-    lambda p, k: torch.empty(p.shape, dtype=p.dtype, device=p.device),
+    "natural_parameters", "(Tensor p, Tensor k) -> Tensor", partial(natural.solve, margins=sigmoid_margins), like
 )
 
 if _native.LIBRARY is not None:

@@ -14,7 +14,7 @@ from .._math.cdfs import Cdf, cdf_by_name
 from .._shape import Costs, Mask, PerRow, per_row
 from .._torch import dispatch_keys, dispatch_modes, forward_level, function_modes, is_tracing, transforms_active
 from ..kernels import cpu as _native
-from ._library import LIBRARY, define
+from ._library import LIBRARY, define, like
 
 HAS_NATIVE = _native.LIBRARY is not None
 
@@ -218,10 +218,6 @@ def _tangents(like: Tensor, dx: Tensor | None, dk: Tensor | None, dt: Tensor | N
 
 
 # ── schemas ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def _like(x: Tensor, *_: Any) -> Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
-
 def _eager_pull(g: Tensor, y: Tensor, temperature: PerRow, cdf: Cdf | str) -> Tensor:
     return implicit.pull_value(g, implicit.at_value(y, temperature, _law(cdf)))[0].contiguous()
 
@@ -231,7 +227,7 @@ _topk = define(
     "topk",
     "(Tensor x, Tensor k, Tensor temperature, Tensor? mask, str cdf) -> Tensor",
     lambda x, k, t, mask, cdf: threshold.topk(x, k, t, mask, cdf_by_name(cdf), early_stop=False),
-    _like,
+    like,
     _TopK,
 )
 # as topk, with costs (…, n) or None → z (…, n)
@@ -239,15 +235,15 @@ _margin = define(
     "margin",
     "(Tensor x, Tensor k, Tensor temperature, Tensor? mask, Tensor? costs, str cdf) -> Tensor",
     lambda x, k, t, mask, costs, cdf: threshold.margin(x, k, t, mask, costs, cdf_by_name(cdf), early_stop=False),
-    _like,
+    like,
     _Margin,
 )
 # g (…, n), y (…, n), T (…) float64, the name of the cdf → (…, n)
 _topk_pull = define(
-    "topk_pull", "(Tensor g, Tensor y, Tensor temperature, str cdf) -> Tensor", _eager_pull, lambda g, y, *_: _like(y)
+    "topk_pull", "(Tensor g, Tensor y, Tensor temperature, str cdf) -> Tensor", _eager_pull, lambda g, y, *_: like(y)
 )
 # x (…, n), k (…) float64, mask (…, n) or None → (…, n)
-_hard_topk = define("hard_topk", "(Tensor x, Tensor k, Tensor? mask) -> Tensor", select.k_hot, _like)
+_hard_topk = define("hard_topk", "(Tensor x, Tensor k, Tensor? mask) -> Tensor", select.k_hot, like)
 
 
 # ── the CPU ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -43,8 +43,8 @@ def ordered_topk(
         tensor([[3.0590e-07, 9.9331e-01, 6.6927e-03],
                 [6.6927e-03, 6.6927e-03, 9.8661e-01]])
     """
-    _check.call(x, k, dim, temperature, mask)
     _check.integer("k", k)
+    _check.call(x, k, dim, temperature, mask)
     return _ladder(x, k, relaxation, dim, temperature, mask).to(x.dtype)
 
 
@@ -89,8 +89,8 @@ def soft_topk(x: Tensor, k: int, *, dim: int = -1, temperature: PerRow = 1.0, ma
         >>> soft_topk(torch.tensor([0.0, 2.0, 1.0]), 2, temperature=0.1)[:2]
         (tensor([1.9933, 1.0000]), tensor([1, 2]))
     """
-    _check.call(x, k, dim, temperature, mask)
     _check.integer("k", k)
+    _check.call(x, k, dim, temperature, mask)
     weights = _ladder(x, k, sigmoid_topk, dim, temperature, mask)
     rows = _shape.last(x.to(weights.dtype), dim)
     if mask is not None:

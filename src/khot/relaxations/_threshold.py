@@ -176,9 +176,7 @@ def _hits(
     """Return Σ y·σ_k, k and Σ y by row."""
     _check.call(x, k, dim, temperature, mask)
     _check.same_shape("target", target, x, "x")
-    y = target.to(torch.float64)
-    if mask is not None:
-        y = torch.where(mask, y, 0.0)
+    y = target.to(torch.float64) if mask is None else torch.where(mask, target.to(torch.float64), 0.0)
     hits = (y * sigmoid_topk(x, k, dim=dim, temperature=temperature, mask=mask)).sum(dim)
     return hits, torch.as_tensor(k, dtype=torch.float64, device=x.device), y.sum(dim)
 
