@@ -59,7 +59,7 @@ def sigmoid_topk(
         >>> sigmoid_topk(x, 2, mask=torch.tensor([True, False, True, True]))
         tensor([0.9335, 0.0000, 0.6551, 0.4114])
 
-    Reference: Wijk et al., "Differentiable Top-k: From One-Hot to k-Hot" (2025); also the LML layer of Amos et al. (2019).
+    Reference: Wijk et al., "Differentiable Top-k: From One-Hot to k-Hot" (2025); also the LML of Amos et al. (2019).
     """
     return relax(cdfs.SIGMOID, x, k, dim, temperature, mask, costs)
 
