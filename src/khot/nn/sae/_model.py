@@ -26,7 +26,7 @@ class _Pass(NamedTuple):
     """Inputs on their way to a code."""
 
     inputs: Tensor  # (tokens, d_in), normalised if the config says so
-    centred: Tensor  # what the encoder sees, (tokens, d_in)
+    centred: Tensor  # what the encoder sees, of order 1 for each active latent; (tokens, d_in)
     encoder: Encoder
     blocks: list[Block]  # the entries that the selection is among
     preactivations: Tensor  # at those entries, (entries,), with their gradient
@@ -96,12 +96,11 @@ class SparseAutoencoder(KeepsPrecision):
         self.scale.fill_(2.0 ** round(math.log2(size)) if 0 < size < math.inf else 1.0)
         self.b_dec.copy_(center / self.scale)
         self.W_enc.copy_(self.W_dec.t())
-        centred = self._centred(inputs)
-        k = max(1, round(_axes.number(self.k)))
-        blocks = self.config.axis.candidates(self._encoder(centred), k, 1.0, None)
-        a, tokens, latents = _axes.entries(blocks)
-        tokens, latents, a = by_rising(tokens, latents, a)
-        out = weighted_rows(a.relu(), tokens, latents, self._cast(self.W_dec), len(centred))
+        centred = inputs / self.scale - self.b_dec
+        encoder = Encoder(centred, self._cast(self.W_enc), self._cast(self.b_enc))
+        blocks = self.config.axis.candidates(encoder, max(1, round(_axes.number(self.k))), 1.0, None)
+        tokens, latents, a = by_rising(*_axes.entries(blocks))
+        out = weighted_rows(tokens, latents, a.relu(), self._cast(self.W_dec), len(centred))
         best = (centred * out).sum() / out.square().sum()  # the multiple that explains most
         if best > 0:
             self.W_enc.mul_(best)
@@ -191,10 +190,10 @@ class SparseAutoencoder(KeepsPrecision):
 
     def _encode(self, x: Tensor, generator: torch.Generator | None) -> _Pass:
         inputs, undo = self._inputs(x)
-        centred = self._centred(inputs)
-        encoder = self._encoder(centred)
-        blocks = self._blocks(encoder)
+        centred = inputs / self.scale - self.b_dec
         weights = self._cast(self.W_enc), self._cast(self.b_enc)
+        encoder = Encoder(centred.detach(), weights[0].detach(), weights[1].detach())
+        blocks = self._blocks(encoder)
         a = chosen(centred, *weights, *_axes.entries(blocks), rises=self._rises)
         shape = *x.shape[:-1], self.config.latents
         code = self._code(blocks, a, self._selected(blocks, a, generator), shape, undo)
@@ -211,16 +210,9 @@ class SparseAutoencoder(KeepsPrecision):
         deviation = (rows - mean).std(1, keepdim=True)
         return (rows - mean) / (deviation + EPSILON), (mean, deviation)
 
-    def _centred(self, inputs: Tensor) -> Tensor:
-        """Return what the encoder sees: of order 1 for each active latent."""
-        return inputs / self.scale - self.b_dec
-
     def _cast(self, t: Tensor) -> Tensor:
         """Return t in the dtype to compute in, float32 for half precision."""
         return t.to(torch.promote_types(self.W_dec.dtype, torch.float32))
-
-    def _encoder(self, centred: Tensor) -> Encoder:
-        return Encoder(centred.detach(), self._cast(self.W_enc).detach(), self._cast(self.b_enc).detach())
 
     def _blocks(self, encoder: Encoder) -> list[Block]:
         """Return the entries that the selection is among."""
@@ -241,15 +233,14 @@ class SparseAutoencoder(KeepsPrecision):
         """Return the selector's weights, (entries,); all are selected in evaluation, and selectors need an entry."""
         if not self.training or not len(a):
             return torch.ones_like(a)
-        parts = zip(a.split([block.values.numel() for block in blocks]), blocks, strict=True)
-        scores = [(part.view_as(block.values), block.k) for part, block in parts]
         select = partial(self.selector, temperature=self.temperature.to(a.dtype), generator=generator)
-        return torch.cat([select(rows, k).flatten() for rows, k in scores])
+        rows = zip(a.split([block.values.numel() for block in blocks]), blocks, strict=True)
+        return torch.cat([select(part.view_as(block.values), block.k).flatten() for part, block in rows])
 
     def _code(
         self, blocks: list[Block], a: Tensor, selected: Tensor, shape: tuple[int, ...], undo: Undo = None
     ) -> SparseCode:
-        _, tokens, latents = _axes.entries(blocks)
+        tokens, latents, _ = _axes.entries(blocks)
         values = a.relu() * selected * self.scale
         if not self._rises:
             tokens, latents, values = by_rising(tokens, latents, values)
@@ -257,7 +248,7 @@ class SparseAutoencoder(KeepsPrecision):
 
     def _decoded(self, code: SparseCode) -> Tensor:
         """Decode to (tokens, d_in), still normalised if the inputs are."""
-        out = weighted_rows(code.values, code.tokens, code.latents, self._cast(self.W_dec), code.rows)
+        out = weighted_rows(code.tokens, code.latents, code.values, self._cast(self.W_dec), code.rows)
         return out + self.scale * self.b_dec
 
     def _restored(self, out: Tensor, code: SparseCode) -> Tensor:
