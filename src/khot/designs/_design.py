@@ -18,7 +18,7 @@ MOST_SUBSETS = 100_000  # to enumerate, where there is no other way to an exact 
 
 
 class Design(Parameters):
-    """A law of k-hot vectors: exactly k of n items, each with its own probability. Abstract.
+    """Describe a law of k-hot vectors: exactly k of n items, each with its own probability. Abstract.
 
     A design says how to draw (`_draw`) and, if it can, how likely a subset is (`_log_prob`).
 
@@ -161,7 +161,11 @@ class Design(Parameters):
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """List all k-hot vectors in lexical order, (subsets, *batch, n); batch dims are 1 with `expand=False`."""
-        k, n = self._one_size(), self._event_shape[0]
+        n, sizes = self._event_shape[0], self._sizes.unique() if isinstance(self.k, Tensor) else [float(self.k)]
+        if len(sizes) != 1:
+            got = extremes(self._sizes) if len(sizes) else "no row"
+            raise NotImplementedError(f"All rows must have the same k to enumerate subsets; got {got}.")
+        k = float(sizes[0])
         if (number := subsets.number_of_subsets(n, k)) > MOST_SUBSETS:
             got = f"{n} items have {number} of that size"
             raise NotImplementedError(f"At most {MOST_SUBSETS} subsets are enumerated; {got}.")
@@ -173,16 +177,6 @@ class Design(Parameters):
         """Return all subsets, (subsets, *batch, n) float64, and their log-probabilities."""
         x = self.enumerate_support().to(torch.float64)
         return x, self._log_prob(x)
-
-    def _one_size(self) -> float:
-        """Return k, which must be the same for all rows."""
-        if not isinstance(self.k, Tensor):
-            return float(self.k)
-        sizes = self._sizes.unique()
-        if len(sizes) != 1:
-            got = extremes(sizes) if len(sizes) else "no row"
-            raise NotImplementedError(f"All rows must have the same k to enumerate subsets; got {got}.")
-        return float(sizes[0])
 
 
 def outer(p: Tensor) -> Tensor:

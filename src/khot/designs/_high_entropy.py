@@ -114,7 +114,7 @@ class _CovarianceSolve(torch.autograd.Function):
 
 
 class ConditionalPoisson(Design):
-    """The law of k-hot vectors of maximum entropy: independent draws, given that they are k in number.
+    """Draw k-hot vectors by the law of maximum entropy: independent draws, given that they are k in number.
 
     `p(x) ∝ exp(θ·x)`. Linear in n: the normaliser, the inclusion probabilities and their derivatives take some 30
     evaluations of the characteristic function of the count, at any n and k. Reference: Chen, Dempster and Liu,
@@ -206,7 +206,7 @@ def _kl(p: ConditionalPoisson, q: ConditionalPoisson) -> Tensor:
 
 
 class Sampford(Design):
-    """k-hot samples with exactly the inclusion probabilities asked for, within 0.003 nats of the maximum entropy.
+    """Draw k-hot samples with exactly the inclusion probabilities asked for, within 0.003 nats of the maximum entropy.
 
     `p(x) ∝ Π_{x_i = 1} π_i/(1 − π_i) · Σ x_i (1 − π_i)`. Samples of `Pareto` are drawn, and nearly all accepted.
     Reference: Sampford, "On sampling without replacement with unequal probabilities of selection" (1967).
@@ -243,7 +243,7 @@ class Sampford(Design):
 
 
 class Brewer(Design):
-    """k-hot samples with exactly the inclusion probabilities asked for, drawn one item after another.
+    """Draw k-hot samples with exactly the inclusion probabilities asked for, drawn one item after another.
 
     The next item has odds `π(R − π)/(R − mπ)`, with R the probability and m the number that are left. Close to the
     maximum entropy, without solving for anything; sequential, O(nk). Reference: Brewer, "A simple procedure for

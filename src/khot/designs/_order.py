@@ -14,7 +14,7 @@ from ._parameters import logit
 
 
 class OrderDesign(Design):
-    """The k largest of `_theta + noise`; abstract."""
+    """Draw the k largest of `_theta + noise`; abstract."""
 
     noise: ClassVar[order_sampling.Noise]
 
@@ -38,7 +38,7 @@ class OrderDesign(Design):
 
 
 class Pareto(OrderDesign):
-    """k-hot samples with *approximately* the inclusion probabilities asked for, from logistic noise and a top-k.
+    """Draw k-hot samples with *approximately* the inclusion probabilities asked for, from logistic noise and a top-k.
 
     The k largest `logit π + noise`. As cheap as Gumbel top-k, and far closer: with more items the error falls as
     1/(Σπ(1 − π))², from 0.013 with six to some 4e-6 with a thousand. `mean` is what is sampled, `probs` what was asked
@@ -56,7 +56,7 @@ class Pareto(OrderDesign):
 
 
 class PlackettLuce(OrderDesign):
-    """The law of Gumbel top-k, and of `torch.multinomial` without replacement: one item after another ∝ e^θ.
+    """Draw as Gumbel top-k and `torch.multinomial` without replacement do: one item after another ∝ e^θ.
 
     Its inclusion probabilities are not those asked for: with `probs`, the weights are proportional to them, and `mean`
     differs by up to 0.28. It is here to be compared with, and for rankings, which it is the law of. Reference: Plackett

@@ -11,7 +11,7 @@ from ._design import Design, outer
 
 
 class Pivotal(Design):
-    """k-hot samples with exactly the inclusion probabilities asked for: pairs of items duel along a binary tree.
+    """Draw k-hot samples with exactly the inclusion probabilities asked for: pairs of items duel along a binary tree.
 
     `E[x] = π`, and `Σx = k` on every draw. Of two neighbours with the probabilities a + b = s, a coin makes one 0 (if
     s < 1) or 1 (if s ≥ 1), and the other goes on with what is left. O(n), in ⌈log2 n⌉ rounds. Reference: Deville and
@@ -74,17 +74,14 @@ class Pivotal(Design):
         order = None if self._permutation is None else self._permutation.reshape(-1, n)
         if self.order == "shared":
             order = ops.order(noise.stream_key(seed, 1)[None], n)
-        p, is_integer = self._drawn.reshape(-1, n), self._is_integer().reshape(-1)
+        p, is_integer = self._drawn.reshape(-1, n), (self._sizes == self._sizes.round()).reshape(-1)
         sample: Tensor = ops.pivotal(p, is_integer, seed, order, self.order == "random", draws, is_paired)
         return sample
 
     def _log_prob(self, value: Tensor) -> Tensor:
         leaves = self._leaves()
-        shape = torch.broadcast_shapes(value.shape, leaves.shape)
-        return pivotal.log_prob(leaves, self._ordered(value.expand(shape)), self._is_integer())
-
-    def _is_integer(self) -> Tensor:
-        return self._sizes == self._sizes.round()
+        value = value.expand(torch.broadcast_shapes(value.shape, leaves.shape))
+        return pivotal.log_prob(leaves, self._ordered(value), self._sizes == self._sizes.round())
 
     def _covariance(self) -> Tensor:
         covariance = pivotal.covariance(self._leaves())
@@ -109,7 +106,7 @@ class Pivotal(Design):
 
 
 class Systematic(Design):
-    """k-hot samples with exactly the inclusion probabilities asked for, from one uniform per sample.
+    """Draw k-hot samples with exactly the inclusion probabilities asked for, from one uniform per sample.
 
     `x_i = ⌊c_i + u⌋ − ⌊c_{i−1} + u⌋`, with c the running sum of π. The fastest design, spread evenly along the index;
     but there are at most n + 1 different samples, and many pairs never occur, or always together. Reference: Madow, "On

@@ -119,7 +119,7 @@ def _check_feasible(soft: Tensor, dim: int) -> None:
 
 
 class KHotStraightThrough(Pivotal):
-    """`Pivotal` whose `rsample` is a k-hot sample with the gradient of the inclusion probabilities.
+    """Draw as `Pivotal`, with an `rsample` that has the gradient of the inclusion probabilities.
 
     The k-hot counterpart of torch's `OneHotCategoricalStraightThrough`, with the arguments of `Pivotal`.
 

@@ -160,15 +160,16 @@ class Laws:
 
     def frequencies(self) -> None:
         """Samples have the probabilities of items, pairs and subsets that are said, and are independent."""
-        pairs, subsets, successive, steps = self._counted()
-        n = len(pairs)
-        mean = self.design.mean.to(torch.float64)
+        subsets, successive, couples = self._counted()
+        n, mean = len(successive), self.design.mean.to(torch.float64)
+        items = (torch.arange(2**n)[:, None] >> torch.arange(n) & 1).double()  # of each subset
+        pairs = items.mT @ (subsets[:, None] * items)
         cells = n + n + n * (n - 1) // 2 + 1
         _compare(pairs.diagonal(), self.draws, mean, cells, "an inclusion probability")
         if (joint := _if_offered(self.design.joint_probs)) is not None:
             upper = torch.triu_indices(n, n, 1).unbind()
             _compare(pairs[upper], self.draws, joint.to(torch.float64)[upper], cells, "a joint probability")
-        _compare(successive, steps, mean.square(), cells, "the probability of an item in two successive draws")
+        _compare(successive, couples, mean.square(), cells, "the probability of an item in two successive draws")
         if (listed := _if_offered(self._enumerated)) is None:
             return
         p, x = listed
@@ -185,19 +186,17 @@ class Laws:
             chance = torch.special.gammaincc(torch.tensor(freedom / 2.0), torch.tensor(statistic / 2))
             must(chance > ALPHA / cells, f"χ² of subsets is {statistic:.4g} at {freedom} degrees of freedom")
 
-    def _counted(self) -> tuple[Tensor, Tensor, Tensor, int]:
-        """Count draws of pairs (n, n), of subsets (2ⁿ, in binary), of items twice in a couple (n), and couples."""
-        generator, n = self._generator(), self.design.event_shape[0]
-        pairs, successive, subsets = (torch.zeros(*shape, dtype=torch.float64) for shape in ((n, n), (n,), (2**n,)))
-        powers, steps = 2.0 ** torch.arange(n, dtype=torch.float64), 0
+    def _counted(self) -> tuple[Tensor, Tensor, int]:
+        """Count draws of subsets (2ⁿ, in binary), of items twice in a couple of draws (n), and couples."""
+        generator, n, couples = self._generator(), self.design.event_shape[0], 0
+        subsets, successive = torch.zeros(2**n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
         for start in range(0, self.draws, AT_ONCE):
             x = self.design.sample((min(AT_ONCE, self.draws - start),), generator=generator).to(torch.float64)
-            pairs += x.mT @ x
+            subsets += torch.bincount((x @ 2.0 ** torch.arange(n, dtype=x.dtype)).long(), minlength=2**n)
             first, second = x[: len(x) // 2 * 2].unflatten(0, (-1, 2)).unbind(1)
             successive += (first * second).sum(0)
-            steps += len(first)
-            subsets += torch.bincount((x @ powers).long(), minlength=2**n)
-        return pairs, subsets, successive, steps
+            couples += len(first)
+        return subsets, successive, couples
 
 
 def _if_offered(call: Callable[[], T]) -> T | None:

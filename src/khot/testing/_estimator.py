@@ -124,6 +124,6 @@ def estimates(estimator: Estimator, design: Design, fn: Objective, count: int, g
 
 
 def exact_gradient(design: Design, fn: Objective, parameter: Tensor) -> Tensor:
-    """Return ∇E[f(x)] over all subsets, in the parameter that the design was made from."""
+    """Return ∇E[f(x)] over all subsets, in a parameter that the design was made from."""
     x = design.enumerate_support()
     return torch.autograd.grad((design.log_prob(x).exp() * fn(x)).sum(), parameter)[0]

@@ -143,8 +143,7 @@ def _check_dispatch(routing: Routing, n: int) -> None:
             "its `num_experts` does not say what its forward does."
         )
     logits = routing.logits.detach().reshape(-1, routing.logits.shape[-1])
-    bad = (logits.isnan() | (logits == torch.inf)).any(-1)
-    if bad.any():
+    if (bad := (logits.isnan() | (logits == torch.inf)).any(-1)).any():
         what = "NaN" if logits.isnan().any() else "+inf"
         where = f"{int(bad.sum())} of {len(bad)} tokens, first {int(bad.nonzero()[0])}"
         raise ValueError(f"`logits` must not be NaN or +inf; got {what} for {where}.")

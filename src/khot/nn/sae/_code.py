@@ -82,12 +82,10 @@ class _Chosen(torch.autograd.Function):
     """Entries of x·W + b that are already computed, with their gradient."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, tokens: Tensor, latents: Tensor, values: Tensor, rises: bool
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight, tokens, latents)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, rises: bool, *entries: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, *entries[:2])
         ctx.rises = rises
-        return values.clone()
+        return entries[2].clone()
 
     @staticmethod
     @once_differentiable
@@ -105,14 +103,12 @@ class _Chosen(torch.autograd.Function):
         return grad_x, grad_weight, grad_bias, None, None, None, None
 
 
-def chosen(
-    x: Tensor, weight: Tensor, bias: Tensor, tokens: Tensor, latents: Tensor, values: Tensor, *, rises: bool
-) -> Tensor:
+def chosen(x: Tensor, weight: Tensor, bias: Tensor, entries: Entries, *, rises: bool) -> Tensor:
     """Return entries of x·weight + bias, as given, with their gradient; neither pass makes a matrix (tokens, latents).
 
     Weight (d, latents) is stored by latent: its transpose is contiguous. If tokens rise, backward sorts once less.
     """
-    return _Chosen.apply(x, weight, bias, tokens, latents, values, rises)  # type: ignore[no-any-return]
+    return _Chosen.apply(x, weight, bias, rises, *entries)  # type: ignore[no-any-return]
 
 
 def fraction_unexplained(error: Tensor, target: Tensor) -> Tensor:
@@ -145,9 +141,9 @@ def aux_k_loss(x: Tensor, residual: Tensor, of: Tensor, weights: tuple[Tensor, T
     w_enc, b_enc, w_dec = weights[0].t()[of].t(), weights[1][of], weights[2][of]
     with torch.no_grad():
         blocks = AXES["topk"].candidates(Encoder(x, w_enc, b_enc), min(most, len(of)), 1.0, None)
-    tokens, latents, a = entries(blocks)
-    values = chosen(x, w_enc, b_enc, tokens, latents, a, rises=True).relu()
-    return fraction_unexplained(residual - weighted_rows(tokens, latents, values, w_dec, len(x)), residual)
+    at = entries(blocks)
+    values = chosen(x, w_enc, b_enc, at, rises=True).relu()
+    return fraction_unexplained(residual - weighted_rows(*at[:2], values, w_dec, len(x)), residual)
 
 
 def aux_zipf_loss(

@@ -15,6 +15,7 @@ from ..._version import __version__
 from ._axes import AXES, Axis
 
 CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
+Folder = str | os.PathLike[str]
 FORM = "6.0.0"  # the version of SAELens since which files have this form
 
 
@@ -94,9 +95,7 @@ def _python_number(value: Any) -> Any:
     return int(value) if isinstance(value, Integral) else float(value)
 
 
-def save(
-    folder: str | os.PathLike[str], config: SparseAutoencoderConfig, weights: dict[str, Tensor], selector: str
-) -> None:
+def save(folder: Folder, config: SparseAutoencoderConfig, weights: dict[str, Tensor], selector: str) -> None:
     """Write both files, each atomically; weights in the units of the inputs."""
     write_tensors(Path(folder) / WEIGHTS, weights)
     description = {
@@ -115,7 +114,7 @@ def save(
     write(Path(folder) / CONFIG, json.dumps(description, indent=2) + "\n")
 
 
-def read(folder: str | os.PathLike[str]) -> tuple[SparseAutoencoderConfig, dict[str, Tensor]]:
+def read(folder: Folder) -> tuple[SparseAutoencoderConfig, dict[str, Tensor]]:
     """Return the config and the weights of a folder that `save` wrote, checked."""
     path = Path(folder) / CONFIG
     try:

@@ -1,7 +1,6 @@
 """Sparse autoencoders: one selection on three axes."""
 
 import math
-import os
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Self
@@ -15,11 +14,10 @@ from .._precision import KeepsPrecision, shown, wide_dtype
 from . import _axes, _code, _files
 from ._axes import Activity, Block, Encoder
 from ._code import SparseAutoencoderOutput, SparseCode, by_rising, chosen, fraction_unexplained, weighted_rows
-from ._files import SparseAutoencoderConfig
+from ._files import Folder, SparseAutoencoderConfig
 
 MULTI = 4  # Multi-TopK selects this many times k as well
 EPSILON = 1e-5  # added to a token's deviation by `layer_norm`, as SAELens does
-Undo = tuple[Tensor, Tensor] | None  # mean and deviation of each token, (tokens, 1), if `layer_norm` took them away
 
 
 class _Pass(NamedTuple):
@@ -34,7 +32,7 @@ class _Pass(NamedTuple):
 
 
 class SparseAutoencoder(KeepsPrecision):
-    """A wide code of few active latents: `z = ReLU(a) ⊙ select(a)` with `a = W_enc·(x − b_dec) + b_enc`.
+    """Encode by few active latents of many: `z = ReLU(a) ⊙ select(a)` with `a = W_enc·(x − b_dec) + b_enc`.
 
     `x̂ = W_dec·z + b_dec`, where the rows of W_dec have length 1. A selector chooses what is active along the axis
     `config.kind`. Evaluation is hard whatever the selector: the k largest for "topk", else what exceeds a running
@@ -86,8 +84,7 @@ class SparseAutoencoder(KeepsPrecision):
         inputs, _ = self._inputs(x)
         if not len(inputs):
             raise ValueError("`x` must have at least one row; got none.")
-        bad = ~inputs.isfinite().all(-1)
-        if bad.any():
+        if (bad := ~inputs.isfinite().all(-1)).any():
             got = f"{int(bad.sum())} of {len(bad)} rows that are not, first {int(bad.nonzero()[0])}"
             raise ValueError(f"`x` must be finite in {inputs.dtype}; got {got}: leave them out.")
         center = geometric_median(inputs.double()).to(inputs.dtype)
@@ -159,7 +156,7 @@ class SparseAutoencoder(KeepsPrecision):
         """Return which latents were not active in the last `dead_after` tokens of training, (latents,)."""
         return self.activity.since > self.config.dead_after
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
+    def save(self, folder: Folder) -> None:
         """Write cfg.json and sae_weights.safetensors in the form that SAELens loads: what evaluation needs."""
         config = self.config
         if config.learn_k:
@@ -171,7 +168,7 @@ class SparseAutoencoder(KeepsPrecision):
         _files.save(folder, config, weights, getattr(self.selector, "__name__", ""))
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str], *, selector: selectors.Selector = selectors.straight_through) -> Self:
+    def load(cls, folder: Folder, *, selector: selectors.Selector = selectors.straight_through) -> Self:
         """Read what `save` wrote; the model is in evaluation mode."""
         config, weights = _files.read(folder)
         sae = cls(config, selector=selector).to(weights["W_dec"].dtype)
@@ -194,12 +191,12 @@ class SparseAutoencoder(KeepsPrecision):
         weights = self._cast(self.W_enc), self._cast(self.b_enc)
         encoder = Encoder(centred.detach(), weights[0].detach(), weights[1].detach())
         blocks = self._blocks(encoder)
-        a = chosen(centred, *weights, *_axes.entries(blocks), rises=self._rises)
+        a = chosen(centred, *weights, _axes.entries(blocks), rises=self._rises)
         shape = *x.shape[:-1], self.config.latents
-        code = self._code(blocks, a, self._selected(blocks, a, generator), shape, undo)
-        return _Pass(inputs, centred, encoder, blocks, a, code)
+        code = self._code(blocks, a, self._selected(blocks, a, generator), shape)
+        return _Pass(inputs, centred, encoder, blocks, a, code._replace(undo=undo))
 
-    def _inputs(self, x: Tensor) -> tuple[Tensor, Undo]:
+    def _inputs(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """Return (tokens, d_in), each token with mean 0 and deviation 1 if that is wanted; and what undoes that."""
         _check.scores(x, -1)
         _check.last_dim("x", x, self.config.d_in)
@@ -237,14 +234,12 @@ class SparseAutoencoder(KeepsPrecision):
         rows = zip(a.split([block.values.numel() for block in blocks]), blocks, strict=True)
         return torch.cat([select(part.view_as(block.values), block.k).flatten() for part, block in rows])
 
-    def _code(
-        self, blocks: list[Block], a: Tensor, selected: Tensor, shape: tuple[int, ...], undo: Undo = None
-    ) -> SparseCode:
+    def _code(self, blocks: list[Block], a: Tensor, selected: Tensor, shape: tuple[int, ...]) -> SparseCode:
         tokens, latents, _ = _axes.entries(blocks)
         values = a.relu() * selected * self.scale
         if not self._rises:
             tokens, latents, values = by_rising(tokens, latents, values)
-        return SparseCode(values, tokens, latents, shape, undo)
+        return SparseCode(values, tokens, latents, shape)
 
     def _decoded(self, code: SparseCode) -> Tensor:
         """Decode to (tokens, d_in), still normalised if the inputs are."""
