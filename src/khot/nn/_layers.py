@@ -130,13 +130,13 @@ class KHotGate(KeepsPrecision):
 
     def probs(self, x: Tensor) -> Tensor:
         """Return the inclusion probabilities π of training, in the shape of the scores."""
-        return self.relaxation(self.scores_of(x), self._size(x), temperature=self.temperature)
+        return self.relaxation(self.scores_of(x), self.budget.clamp(max=x.shape[-1]), temperature=self.temperature)
 
     def law(self, x: Tensor) -> Design:
         """Return the design that training draws from; estimators that want the objective, such as `rloo`, take it."""
         if self.design is None:
             raise ValueError("`design` is None: this gate is relaxed and has no samples. Give it one, such as Pivotal.")
-        return self.design(self.probs(x).to(torch.float64), self._size(x), validate_args=False)
+        return self.design(self.probs(x).to(torch.float64), self.budget.clamp(max=x.shape[-1]), validate_args=False)
 
     def mask(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """Return m for x (…, n), in its shape: a sample for each row in training, else the k largest scores."""
@@ -153,10 +153,6 @@ class KHotGate(KeepsPrecision):
     def forward(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """Return x (…, n) with all but the chosen features set to zero."""
         return x * self.mask(x, generator=generator)
-
-    def _size(self, x: Tensor) -> Tensor:
-        """Return the size of samples in training: the budget, at most n."""
-        return self.budget.clamp(max=x.shape[-1])
 
     def extra_repr(self) -> str:
         parts = (self.relaxation, self.design, self.estimator)

@@ -64,8 +64,10 @@ class SparseAutoencoderConfig:
     multi_topk: float = 0.0
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            object.__setattr__(self, field.name, _python_number(getattr(self, field.name)))
+        for field in fields(self):  # numpy's numbers become Python's, which JSON takes
+            value = getattr(self, field.name)
+            if isinstance(value, Real) and not isinstance(value, bool):
+                object.__setattr__(self, field.name, int(value) if isinstance(value, Integral) else float(value))
         for name in ("d_in", "latents", "dead_after"):
             _check.at_least(name, getattr(self, name), 1)
         for name in ("k", "temperature"):
@@ -86,13 +88,6 @@ class SparseAutoencoderConfig:
     def axis(self) -> Axis:
         """The axis that `kind` names."""
         return AXES[self.kind]
-
-
-def _python_number(value: Any) -> Any:
-    """Return numpy's numbers as Python's, which JSON takes; and anything else as it is."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        return value
-    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def save(folder: Folder, config: SparseAutoencoderConfig, weights: dict[str, Tensor], selector: str) -> None:
