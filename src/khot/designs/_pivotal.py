@@ -65,9 +65,8 @@ class Pivotal(Design):
 
     def variance_of_sum(self, weights: Tensor) -> Tensor:
         """Return Var(Σ c_i x_i), (*batch), in O(n); for the order "given"."""
-        leaves = self._leaves()
-        weights = weights.to(torch.float64).expand(torch.broadcast_shapes(weights.shape, leaves.shape))
-        return pivotal.variance_of_sum(leaves, self._ordered(weights)).to(self.parameter.dtype)
+        leaves, c = self._leaves(), self._ordered(weights.to(torch.float64))
+        return pivotal.variance_of_sum(leaves, c).to(self.parameter.dtype)
 
     def _draw(self, draws: int, seed: Tensor, is_paired: bool = False) -> Tensor:
         n = self._event_shape[0]
@@ -79,9 +78,7 @@ class Pivotal(Design):
         return sample
 
     def _log_prob(self, value: Tensor) -> Tensor:
-        leaves = self._leaves()
-        value = value.expand(torch.broadcast_shapes(value.shape, leaves.shape))
-        return pivotal.log_prob(leaves, self._ordered(value), self._sizes == self._sizes.round())
+        return pivotal.log_prob(self._leaves(), self._ordered(value), self._sizes == self._sizes.round())
 
     def _covariance(self) -> Tensor:
         covariance = pivotal.covariance(self._leaves())
@@ -102,6 +99,8 @@ class Pivotal(Design):
         return self._ordered(self._pi)
 
     def _ordered(self, t: Tensor) -> Tensor:
+        """Return t, which broadcasts with (*batch, n), in the order of the leaves."""
+        t = t.expand(torch.broadcast_shapes(t.shape, self.parameter.shape))
         return t if self._permutation is None else t.gather(-1, self._permutation.expand(t.shape))
 
 
