@@ -1,6 +1,7 @@
 """Chromium for tests, spoken to through a pipe: no driver, no websocket, no network."""
 
 import base64
+import fcntl
 import json
 import os
 import shutil
@@ -26,12 +27,17 @@ class Page:
         assert BROWSER is not None, "KHOT_BROWSER is set, and there is no Chromium"
         to_read, self._out = os.pipe()
         self._in, to_write = os.pipe()
+        ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (to_read, to_write)]  # not 3 or 4 themselves
+
+        def connect():  # the browser reads from 3 and writes to 4
+            os.dup2(ends[0], 3)
+            os.dup2(ends[1], 4)
+
         command = [BROWSER, *FLAGS, f"--user-data-dir={profile}", "--remote-debugging-pipe", "about:blank"]
-        shell = ["sh", "-c", f'exec "$@" 3<&{to_read} 4>&{to_write}', "sh", *command]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self._process = subprocess.Popen(shell, pass_fds=(to_read, to_write), **quiet)
-        os.close(to_read)
-        os.close(to_write)
+        self._process = subprocess.Popen(command, close_fds=False, preexec_fn=connect, **quiet)
+        for end in (to_read, to_write, *ends):
+            os.close(end)
         self._buffer, self._count, self._session = b"", 0, None
         self.errors, self.requests, self.loads = [], [], 0
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
@@ -75,11 +81,11 @@ class Page:
 
     def open(self, url):
         """Go to an address, afresh, and wait until it is loaded."""
-        self.call("Page.navigate", url="about:blank")
-        before = self.loads
-        self.call("Page.navigate", url=url)
-        while self.loads == before:
-            self._read()
+        for address in ("about:blank", url):  # an address that differs behind # alone would not load again
+            before = self.loads
+            self.call("Page.navigate", url=address)
+            while self.loads == before:
+                self._read()
 
     def run(self, script):
         """Return the value of a JavaScript expression, or what its promise resolves to."""
