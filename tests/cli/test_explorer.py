@@ -5,10 +5,9 @@ import math
 
 import pytest
 import torch
-from browser import Page, needs_browser
+from explorer_page import URL, Page, needs_browser
 
 import khot
-from khot.cli._tour import EXPLORER
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser, needs_browser]
 
@@ -36,24 +35,19 @@ ROWS = [
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    page = Page(tmp_path_factory.mktemp("profile"))
-    yield page
-    page.close()
+def page():
+    with Page() as page:
+        yield page
 
 
 @pytest.fixture
 def explorer(page):
     """The page, afresh; afterwards, that it logged nothing and asked for nothing but itself."""
-    page.errors.clear()
-    page.requests.clear()
-    page.resize(1400)
-    page.prefer(color_scheme="light", reduced_motion="reduce")
-    page.open(EXPLORER.as_uri())
+    page.reset()
     yield page
     page.rest(0)
     assert page.errors == []
-    assert {url.partition("#")[0] for url in page.requests if not url.startswith("data:")} == {EXPLORER.as_uri()}
+    assert {url.partition("#")[0] for url in page.requests if not url.startswith("data:")} == {URL}
 
 
 def solved_by_page(page, cases):
@@ -66,7 +60,7 @@ def solved_by_page(page, cases):
       });
     })()"""
     plain = [case | {"x": [v if math.isfinite(v) else str(v) for v in case["x"]]} for case in cases]
-    found = page.run(script % json.dumps(json.dumps(plain)))
+    found = page.js(script % json.dumps(json.dumps(plain)))
 
     def number(value):
         return [number(v) for v in value] if isinstance(value, list) else float(value)
@@ -141,7 +135,7 @@ def test_pivotal_samples_have_the_probabilities_asked_for(explorer, k):
       };
       return {p, pivotal: count(khot.pivotal), gumbel: count(khot.gumbelTopK), sizes};
     })()"""
-    found = explorer.run(script % (SCORES, k, draws))
+    found = explorer.js(script % (SCORES, k, draws))
     p = torch.tensor(found["p"], dtype=torch.float64)
 
     def deviation(counts):  # in standard deviations of a binomial share, the worst item
@@ -164,14 +158,14 @@ STATES = (
 
 @pytest.mark.parametrize("state", STATES)
 def test_the_printed_code_runs_and_gives_the_picture(explorer, state):
-    explorer.run(f"khot.set({json.dumps(state)})")
-    shown = torch.tensor(explorer.run("khot.solve(khot.problem()).y"), dtype=torch.float64)
+    explorer.js(f"khot.set({json.dumps(state)})")
+    shown = torch.tensor(explorer.js("khot.solve(khot.problem()).y"), dtype=torch.float64)
     for dtype, close in ((torch.float32, 1e-5), (torch.float64, CLOSE)):
         torch.set_default_dtype(dtype)
         try:
             names = {}
-            exec(explorer.run("document.getElementById('code').textContent"), names)
-            exec(explorer.run("document.getElementById('sample-code').textContent"), names)
+            exec(explorer.text("code"), names)
+            exec(explorer.text("sample-code"), names)
         finally:
             torch.set_default_dtype(torch.float32)
         assert distance(names["y"].double(), shown) <= close
@@ -180,36 +174,36 @@ def test_the_printed_code_runs_and_gives_the_picture(explorer, state):
 
 @pytest.mark.parametrize("state", STATES)
 def test_the_address_holds_the_state(explorer, state):
-    explorer.run(f"khot.set({json.dumps(state)})")
+    explorer.js(f"khot.set({json.dumps(state)})")
     explorer.rest()
-    address, before = explorer.run("location.href"), explorer.run("JSON.stringify(khot.problem())")
-    explorer.open(address)
-    assert explorer.run("JSON.stringify(khot.problem())") == before
-    assert explorer.run("khot.state().selected") == state.get("selected", 3)
-    assert explorer.run("location.hash.slice(1) === khot.toHash()")
+    address, before = explorer.js("location.href"), explorer.js("JSON.stringify(khot.problem())")
+    explorer.show(address)
+    assert explorer.js("JSON.stringify(khot.problem())") == before
+    assert explorer.js("khot.state().selected") == state.get("selected", 3)
+    assert explorer.js("location.hash.slice(1) === khot.toHash()")
 
 
 def test_a_bad_address_is_harmless(explorer):
-    usual = explorer.run("JSON.stringify(khot.problem())")
-    explorer.open(EXPLORER.as_uri() + "#x=1,a&k=99&T=-1&member=__proto__&is=zzz&costs=0&dot=1e9&tab=%3Cimg%3E")
-    assert explorer.run("JSON.stringify(khot.problem())") == usual
+    usual = explorer.js("JSON.stringify(khot.problem())")
+    explorer.show(URL + "#x=1,a&k=99&T=-1&member=__proto__&is=zzz&costs=0&dot=1e9&tab=%3Cimg%3E")
+    assert explorer.js("JSON.stringify(khot.problem())") == usual
 
 
 def test_the_story(explorer):
     said = set()
     for step in range(1, 7):
-        explorer.run(f"document.querySelector('[data-step=\"{step}\"]').click()")
-        assert explorer.run("document.querySelector('#story [aria-pressed=true]').dataset.step") == str(step)
-        said.add(explorer.run("document.getElementById('said').textContent"))
-        y = explorer.run("khot.solve(khot.problem()).y")
-        state = explorer.run("({...khot.state(), uniform: null})")
+        explorer.js(f"document.querySelector('[data-step=\"{step}\"]').click()")
+        assert explorer.js("document.querySelector('#story [aria-pressed=true]').dataset.step") == str(step)
+        said.add(explorer.text("said"))
+        y = explorer.js("khot.solve(khot.problem()).y")
+        state = explorer.js("({...khot.state(), uniform: null})")
         match step:
             case 1:
                 assert y == pytest.approx([1, 1, 1, 0, 0, 0, 0, 0], abs=1e-6)
             case 2:
                 assert y == pytest.approx([3 / 8] * 8, abs=0.06)  # at once, since no motion is wanted
             case 3:
-                slopes = explorer.run("khot.gradient(khot.problem(), khot.state().selected)")
+                slopes = explorer.js("khot.gradient(khot.problem(), khot.state().selected)")
                 assert state["selected"] not in sorted(range(8), key=lambda i: -y[i])[:3]
                 assert all(abs(v) > 1e-4 for v in slopes)
             case 4:
@@ -225,10 +219,10 @@ def test_the_story(explorer):
 
 def test_melting_takes_time_unless_no_motion_is_wanted(explorer):
     explorer.prefer(color_scheme="light", reduced_motion="no-preference")
-    explorer.run("document.querySelector('[data-step=\"2\"]').click()")
+    explorer.js("document.querySelector('[data-step=\"2\"]').click()")
     seen = []
     for _ in range(60):
-        seen.append(explorer.run("khot.state().T"))
+        seen.append(explorer.js("khot.state().T"))
         if seen[-1] == 10:
             break
         explorer.rest(100)

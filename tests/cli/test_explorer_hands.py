@@ -4,34 +4,29 @@ import json
 
 import pytest
 import torch
-from browser import Page, needs_browser
+from explorer_page import URL, Page, needs_browser
 
-from khot.cli._tour import EXPLORER
 from khot.nn import routing
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser, needs_browser]
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    page = Page(tmp_path_factory.mktemp("profile"))
-    yield page
-    page.close()
+def page():
+    with Page() as page:
+        yield page
 
 
 @pytest.fixture
 def explorer(page):
-    page.errors.clear()
-    page.resize(1400)
-    page.prefer(color_scheme="light", reduced_motion="reduce")
-    page.open(EXPLORER.as_uri())
+    page.reset()
     yield page
     page.rest(0)
     assert page.errors == []
 
 
 def center(page, dot):
-    box = page.run(
+    box = page.js(
         f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])"
         f"(document.querySelector('#dot-{dot} circle:nth-child(2)').getBoundingClientRect())"
     )
@@ -39,31 +34,31 @@ def center(page, dot):
 
 
 def score(page, dot):
-    return page.run(f"khot.state().x[{dot}]")
+    return page.js(f"khot.state().x[{dot}]")
 
 
 def kind(page, dot):
-    return page.run(f"khot.state().kinds[{dot}]")
+    return page.js(f"khot.state().kinds[{dot}]")
 
 
 def test_dots_move_by_keyboard(explorer):
-    explorer.run("document.getElementById('with-costs').focus()")
+    explorer.js("document.getElementById('with-costs').focus()")
     explorer.press("Tab")
-    assert explorer.run("document.activeElement.id") == "dot-0", "the first dot follows the controls"
+    assert explorer.js("document.activeElement.id") == "dot-0", "the first dot follows the controls"
     explorer.press("Tab")
-    assert explorer.run("document.activeElement.id") == "dot-1"
-    assert explorer.run("khot.state().selected") == 1
-    before, height = score(explorer, 1), explorer.run("khot.solve(khot.problem()).y[1]")
+    assert explorer.js("document.activeElement.id") == "dot-1"
+    assert explorer.js("khot.state().selected") == 1
+    before, height = score(explorer, 1), explorer.js("khot.solve(khot.problem()).y[1]")
     explorer.press("ArrowLeft")
     assert score(explorer, 1) == pytest.approx(before - 0.1)
     explorer.press("ArrowRight", shift=True)
     assert score(explorer, 1) == pytest.approx(before - 0.09)
-    assert explorer.run("khot.solve(khot.problem()).y[1]") < height
-    assert float(explorer.run("document.activeElement.getAttribute('aria-valuenow')")) == score(explorer, 1)
+    assert explorer.js("khot.solve(khot.problem()).y[1]") < height
+    assert float(explorer.js("document.activeElement.getAttribute('aria-valuenow')")) == score(explorer, 1)
     for key, result in (("m", "mask"), ("+", "+inf"), ("-", "-inf"), ("Escape", "free")):
         explorer.press(key)
         assert kind(explorer, 1) == result
-    assert explorer.run("document.activeElement.id") == "dot-1", "focus survives every redraw"
+    assert explorer.js("document.activeElement.id") == "dot-1", "focus survives every redraw"
 
 
 def test_dots_move_by_mouse(explorer):
@@ -74,7 +69,7 @@ def test_dots_move_by_mouse(explorer):
     explorer.mouse("Released", x + 60, y)
     moved = score(explorer, 4)
     assert 0.2 < moved < 1.2
-    assert explorer.run("khot.state().selected") == 4
+    assert explorer.js("khot.state().selected") == 4
     assert center(explorer, 4)[0] == pytest.approx(x + 60, abs=2), "the dot is under the pointer"
     for result in ("mask", "+inf", "-inf", "free"):
         x, y = center(explorer, 4)
@@ -87,7 +82,7 @@ def test_dots_move_by_mouse(explorer):
 
 def test_controls(explorer):
     def set_to(control, value):
-        explorer.run(
+        explorer.js(
             f"(() => {{ const c = document.getElementById('{control}'); c.value = '{value}';"
             "c.dispatchEvent(new Event('input', {bubbles: true})); })()"
         )
@@ -97,9 +92,9 @@ def test_controls(explorer):
     set_to("member", "laplace")
     set_to("score", "1.23")
     set_to("kind", "+inf")
-    explorer.run("document.getElementById('with-costs').click()")
+    explorer.click("with-costs")
     set_to("cost", "2.5")
-    assert explorer.run("document.getElementById('code').textContent").splitlines() == [
+    assert explorer.text("code").splitlines() == [
         "import torch, khot",
         "",
         "x = torch.tensor([2.4, 1.4, 0.9, torch.inf, -0.3, -0.9, -1.6, -2.3])",
@@ -107,35 +102,35 @@ def test_controls(explorer):
         "y = khot.laplace_topk(x, 2.7, temperature=0.0501, costs=costs)",
     ]
     for _ in range(3):
-        explorer.run("document.getElementById('many').click()")
-    assert explorer.run("khot.state().counts.draws") == 3000
-    explorer.run("document.getElementById('one').click()")
-    assert explorer.run("khot.state().counts.draws") == 3001
-    explorer.run("document.getElementById('clear').click()")
-    assert explorer.run("khot.state().counts.draws") == 0
+        explorer.click("many")
+    assert explorer.js("khot.state().counts.draws") == 3000
+    explorer.click("one")
+    assert explorer.js("khot.state().counts.draws") == 3001
+    explorer.click("clear")
+    assert explorer.js("khot.state().counts.draws") == 0
 
 
 def test_a_row_without_a_solution_says_so(explorer):
     masked = json.dumps({"kinds": ["mask"] * 6 + ["free"] * 2})
-    explorer.run(f"khot.set({masked})")
-    assert "No solution" in explorer.run("document.getElementById('main-note').textContent")
-    assert explorer.run("document.getElementById('many').disabled")
-    assert explorer.run("khot.solve(khot.problem()).y.every(Number.isNaN)")
+    explorer.js(f"khot.set({masked})")
+    assert "No solution" in explorer.text("main-note")
+    assert explorer.js("document.getElementById('many').disabled")
+    assert explorer.js("khot.solve(khot.problem()).y.every(Number.isNaN)")
 
 
 def test_copying(explorer):
-    explorer.run("document.execCommand = () => (window.copied = String(getSelection()), true)")
-    explorer.run("navigator.clipboard && (navigator.clipboard.writeText = (text) => (window.copied = text, null))")
-    explorer.run("document.getElementById('copy').click()")
+    explorer.js("document.execCommand = () => (window.copied = String(getSelection()), true)")
+    explorer.js("navigator.clipboard && (navigator.clipboard.writeText = (text) => (window.copied = text, null))")
+    explorer.click("copy")
     explorer.rest(50)
-    assert explorer.run("window.copied").strip() == explorer.run("khot.code()")
-    assert explorer.run("document.getElementById('copy').textContent") == "Copied"
+    assert explorer.js("window.copied").strip() == explorer.js("khot.code()")
+    assert explorer.text("copy") == "Copied"
 
 
 def test_everything_has_a_role_and_a_name(explorer):
     explorer.call("Accessibility.enable")
     for tab in ("row", "routers"):
-        explorer.run(f"document.getElementById('tab-{tab}').click()")
+        explorer.click(f"tab-{tab}")
         nodes = explorer.call("Accessibility.getFullAXTree")["nodes"]
         focusable = [
             (node["role"]["value"], node["name"]["value"])
@@ -151,19 +146,19 @@ def test_everything_has_a_role_and_a_name(explorer):
         if tab == "row":
             assert [name for role, name in focusable if role == "slider"][2:] == [f"dot {i}" for i in range(1, 9)]
     explorer.call("Accessibility.disable")
-    explorer.run("document.getElementById('tab-row').click()")
+    explorer.click("tab-row")
     explorer.rest(800)
-    summary = explorer.run("document.querySelector('#summary[aria-live]').textContent")
+    summary = explorer.js("document.querySelector('#summary[aria-live]').textContent")
     assert summary.startswith("sigmoid top-k, k 3, temperature 0.6, threshold 0.62. Dot 1: 0.95")
 
 
 @pytest.mark.parametrize("width", [360, 390, 768, 1024, 1400])
 def test_nothing_overflows(explorer, width):
-    explorer.resize(width)
+    explorer.resize(width, 900)
     for address in ("", "#tab=routers", "#costs=4,4,4,4,4,4,4,4&is=pppnnnmm&k=31.9&T=100"):
-        explorer.open(EXPLORER.as_uri() + address)
-        assert explorer.run("document.documentElement.scrollWidth") <= width
-        wide = explorer.run(
+        explorer.show(URL + address)
+        assert explorer.js("document.documentElement.scrollWidth") <= width
+        wide = explorer.js(
             "[...document.querySelectorAll('svg text')].filter((t) => { const b = t.getBoundingClientRect();"
             f" return b.width && (b.left < 0 || b.right > {width}); }}).map((t) => t.textContent)"
         )
@@ -172,14 +167,14 @@ def test_nothing_overflows(explorer, width):
 
 def test_dark(explorer):
     def ground():
-        return explorer.run("getComputedStyle(document.body).backgroundColor")
+        return explorer.js("getComputedStyle(document.body).backgroundColor")
 
     light = ground()
-    explorer.run("document.getElementById('theme').click()")
+    explorer.click("theme")
     dark = ground()
     assert dark != light
     explorer.prefer(color_scheme="dark", reduced_motion="reduce")
-    explorer.open(EXPLORER.as_uri())
+    explorer.show()
     assert ground() == dark
 
 
@@ -203,17 +198,19 @@ def trained_by_khot(data, kind, rate, steps):
 
 
 def trained_by_page(page, kind, rate, steps):
-    found = page.run(
+    found = page.js(
         f"(() => {{ const r = khot.newRouter('{kind}'), loads = [];"
         f" for (let i = 0; i < {steps}; i++) loads.push(khot.train(r, {rate}).load); return [r.losses, loads]; }})()"
     )
     return torch.tensor(found[0]), found[1]
 
 
-@pytest.mark.parametrize(("kind", "rate", "close"), [("softmax", 10, 1e-6), ("sigma", 30, 1e-6), ("balanced", 30, 1e-3)])
+@pytest.mark.parametrize(
+    ("kind", "rate", "close"), [("softmax", 10, 1e-6), ("sigma", 30, 1e-6), ("balanced", 30, 1e-3)]
+)
 def test_the_routers_are_those_of_khot(explorer, kind, rate, close):
     """khot solves for prices to 1e-4 of a load only; the rest is exact."""
-    data = explorer.run("khot.routerData()")
+    data = explorer.js("khot.routerData()")
     losses, loads = trained_by_page(explorer, kind, rate, 60)
     wanted, wanted_loads = trained_by_khot(data, kind, rate, 60)
     torch.testing.assert_close(losses, wanted, atol=close, rtol=0)
@@ -231,11 +228,11 @@ def test_what_the_page_says_of_routers_is_so(explorer):
         alive = {rate: any(load[7] for load in loads) for rate, (_, loads) in runs.items()}
         wanted = {"softmax": (False, False, False), "sigma": (False, False, True), "balanced": (True, True, True)}
         assert tuple(alive.values()) == wanted[kind]
-    explorer.open(EXPLORER.as_uri() + "#tab=routers")
-    explorer.run("document.getElementById('train').click()")
+    explorer.show(URL + "#tab=routers")
+    explorer.click("train")
     explorer.rest(100)
-    said = explorer.run("document.getElementById('router-said').textContent")
+    said = explorer.text("router-said")
     assert "under softmax: still dead" in said
     assert "Under σ_k: back since step" in said
-    explorer.run("document.getElementById('train-reset').click()")
-    assert explorer.run("document.getElementById('router-step').textContent") == "step 0"
+    explorer.click("train-reset")
+    assert explorer.text("router-step") == "step 0"

@@ -56,7 +56,8 @@ def test_without_a_browser_it_says_so(opened, monkeypatch):
 @pytest.mark.slow
 def test_tour_needs_no_extra():
     code = (
-        "import sys; sys.modules.update(typer=None, rich=None, matplotlib=None); sys.argv = ['khot', 'tour', '--no-open']\n"
+        "import sys; sys.modules.update(typer=None, rich=None, matplotlib=None)\n"
+        "sys.argv = ['khot', 'tour', '--no-open']\n"
         "from khot.cli import main\nmain()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
