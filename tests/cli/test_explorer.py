@@ -217,6 +217,13 @@ def test_the_story(explorer):
     assert all(said)
 
 
+def test_an_address_may_start_the_story(explorer):
+    explorer.show(URL + "#step=5&theme=dark")
+    assert explorer.js("document.querySelector('#story [aria-pressed=true]').dataset.step") == "5"
+    assert explorer.js("khot.state().member") == "euclidean"
+    assert explorer.js("document.documentElement.dataset.theme") == "dark"
+
+
 def test_melting_takes_time_unless_no_motion_is_wanted(explorer):
     explorer.prefer(color_scheme="light", reduced_motion="no-preference")
     explorer.js("document.querySelector('[data-step=\"2\"]').click()")

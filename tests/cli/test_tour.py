@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from docs import make_melt
 from khot.cli import _tour
 from khot.cli._app import app
 
@@ -66,6 +67,16 @@ def test_tour_needs_no_extra():
 
 def test_the_docs_have_the_same_explorer():
     assert (DOCS / "explorer.html").read_bytes() == _tour.EXPLORER.read_bytes(), "run `make figures`"
+
+
+def test_the_animated_picture_is_current_and_small():
+    for name, colors, dots in (
+        ("melt.svg", make_melt.LIGHT, make_melt.LIGHT_DOTS),
+        ("melt-dark.svg", make_melt.DARK, make_melt.DARK_DOTS),
+    ):
+        picture = (DOCS / "img" / name).read_text()
+        assert picture == make_melt.melt(colors, dots), "run `make figures`"
+        assert len(picture) < 150_000
 
 
 def test_the_explorer_asks_for_nothing_from_outside():
