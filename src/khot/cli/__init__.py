@@ -8,11 +8,12 @@ def main() -> None:
     if sys.argv[1:] in (["tour"], ["tour", "--no-open"]):  # needs no extra
         from ._tour import show_explorer
 
-        return show_explorer(is_opened=len(sys.argv) == 2)
+        show_explorer(is_opened=len(sys.argv) == 2)
+        return
     try:
         from ._app import app
     except ModuleNotFoundError as missing:
         if missing.name not in ("typer", "rich"):
             raise
         sys.exit(f"The command line needs {missing.name}: install it with pip install 'khot[cli]'.")
-    return app()
+    app()
