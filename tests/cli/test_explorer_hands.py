@@ -4,8 +4,10 @@ import json
 
 import pytest
 import torch
+from chromium import Server
 from explorer_page import URL, Page, needs_browser
 
+from khot.cli._tour import EXPLORER
 from khot.nn import routing
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser, needs_browser]
@@ -176,6 +178,25 @@ def test_dark(explorer):
     explorer.prefer(color_scheme="dark", reduced_motion="reduce")
     explorer.show()
     assert ground() == dark
+
+
+def test_in_a_page_of_the_docs(explorer, tmp_path):
+    """It follows the colours of the page around it, and leaves its own title out."""
+    (tmp_path / "explorer.html").write_bytes(EXPLORER.read_bytes())
+    (tmp_path / "home.html").write_text(
+        "<link rel=icon href=data:,><body data-md-color-scheme=slate><iframe src=explorer.html width=740 height=700>"
+    )
+    inner = "document.querySelector('iframe').contentDocument"
+    with Server(tmp_path) as server:
+        explorer.open(server.url + "home.html")
+        explorer.wait(f"{inner}.querySelector('#dot-7')")
+        assert explorer.js(f"{inner}.documentElement.dataset.theme") == "dark"
+        explorer.js("document.body.dataset.mdColorScheme = 'default'")
+        explorer.wait(f"{inner}.documentElement.dataset.theme === 'light'")
+        assert explorer.js(f"{inner}.querySelector('header').offsetHeight") == 0
+        assert explorer.js(f"{inner}.documentElement.scrollWidth") <= 740
+        explorer.js(f"{inner}.getElementById('alone').onclick()")
+        assert explorer.js(f"{inner}.getElementById('alone').href").startswith(server.url + "explorer.html")
 
 
 def trained_by_khot(data, kind, rate, steps):
