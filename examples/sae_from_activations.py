@@ -55,6 +55,6 @@ for name, features in (("neurons", neurons), ("latents", latents)):
     top = features[:, (features > 0).sum(0) >= 10].topk(10, dim=0).indices.T.tolist()  # ten best tokens of each
     ends = [Counter(text[i + width - 2 : i + width] for i in tokens) for tokens in top]
     same = sum(count.most_common(1)[0][1] for count in ends) / len(ends)
-    print(f"{name}: of the ten tokens where one is most active, {same:.1f} end in the same two letters")
+    print(f"{name}: of the ten tokens where one is most active, {same:.1f} end in the same two characters")
 for latent in (latents > 0).sum(0).argsort(descending=True)[20:100:20].tolist():
     print(f"latent {latent}:", [text[i : i + width] for i in latents[:, latent].topk(6).indices.tolist()])
