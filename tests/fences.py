@@ -24,6 +24,7 @@ TOY = {  # options that make a command quick, added to those of the page; later 
     "select": ["--steps", "20"],
     "sae": ["--steps", "3", "--latents", "64", "--k", "4"],
     "bench": ["--shape", "8x16", "--k", "2", "--budget", "0.001"],
+    "tour": ["--no-open"],
 }
 
 
@@ -76,7 +77,7 @@ def commands(block: Block) -> list[list[str]]:
 
 def step(command: list[str]) -> list[str] | None:
     """Return what to run for a command of a page, or None if there is nothing to run; raise if it cannot be right."""
-    name, *rest = command
+    name, rest = command[0].removeprefix(".venv/bin/"), command[1:]
     if name == "khot":
         return [sys.executable, "-m", "khot", *rest, *TOY.get(rest[0] if rest else "", [])]
     if name == "make":
@@ -90,7 +91,7 @@ def step(command: list[str]) -> list[str] | None:
         return None
     if name in ("python", "python3"):
         return _python(rest)
-    if name in ("git", "cd"):
+    if name in ("git", "cd", "source", "."):
         return None
     raise ValueError(f"{name} is not a command that tests/fences.py can check; teach it to, or leave the command out")
 
