@@ -4,15 +4,14 @@ In the first half a linear model pays a price for each feature that it sees, and
 In the second half each block of a network takes some milliseconds, and `costs=` keeps the choice within a budget.
 """
 
-import itertools
-
 import torch
 
 import khot
 
 n, draw = 20, torch.Generator().manual_seed(0)
 coefficients = 0.8 ** torch.arange(n)  # each feature matters less than the one before
-y = (x := torch.randn(4000, n, generator=draw)) @ coefficients
+x = torch.randn(4000, n, generator=draw)
+y = x @ coefficients
 
 for price in (0.2, 0.05, 0.02):
     worth = int((coefficients.square() > price).sum())  # features that reduce the error by more than their price
@@ -37,7 +36,7 @@ scores = torch.zeros(10, requires_grad=True)
 optimizer = torch.optim.Adam([scores], lr=0.1)
 for _ in range(300):
     probs = khot.sigmoid_topk(scores, budget, costs=milliseconds)  # Σ milliseconds·probs = 10
-    runs = (torch.rand(1000, 10, generator=draw) < probs).float()  # blocks that run, at random
+    runs = (torch.rand(1000, 10, generator=draw) < probs).float()  # blocks that run: 10 ms on average
     gate = khot.straight_through(runs, probs.expand(1000, 10))
     loss = (outputs * (1 - gate)).sum(-1).square().mean()  # how much the output changes without the other blocks
     optimizer.zero_grad()
@@ -53,7 +52,7 @@ def fill(order: torch.Tensor) -> torch.Tensor:
     return choice
 
 
-every = torch.tensor(list(itertools.product([0.0, 1.0], repeat=10)))  # all 1024 choices
+every = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 10)  # all 1024 choices, (1024, 10)
 exact = every[((every @ gains) * (every @ milliseconds <= budget)).argmax()]
 choices = {"learned": fill(probs.argsort(descending=True)), "most useful first": fill(gains.argsort(descending=True))}
 for name, choice in (choices | {"best of all 1024": exact}).items():

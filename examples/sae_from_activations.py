@@ -1,8 +1,7 @@
 """Train a sparse autoencoder on the activations of a model, and read what a latent stands for.
 
-A forward hook records the activations of a small model of characters, which is trained here for some seconds. They go
-to an .npz file, and `khot.sae.train` does what the command `khot sae acts.npz` does. Replace the model by your own.
-Run it from the root of the clone. It needs '.[sae]' and takes about 20 seconds.
+A forward hook records the activations of a small model of characters, which is trained here. They go to an .npz file,
+and `khot.sae.train` does what the command `khot sae` does. Run it from the root of the clone; it needs '.[sae]'.
 """
 
 import tempfile
@@ -42,10 +41,11 @@ hook.remove()
 neurons = torch.cat(recorded)  # (60000, 128)
 
 with tempfile.TemporaryDirectory() as folder:
-    np.savez(file := Path(folder) / "acts.npz", neurons.numpy())
+    file, results = Path(folder) / "acts.npz", Path(folder) / "sae"
+    np.savez(file, neurons.numpy())
     config = SparseAutoencoderConfig(d_in=128, latents=512, k=8)
-    run = train(open_activations(file), config, Training(steps=500), Path(folder) / "sae")
-    sae = SparseAutoencoder.load(Path(folder) / "sae")
+    run = train(open_activations(file), config, Training(steps=500), results)
+    sae = SparseAutoencoder.load(results)
 variances = torch.linalg.svdvals(neurons - neurons.mean(0)).square()
 left, left_by_pca = run.metrics["held_out"]["fvu"], variances[8:].sum() / variances.sum()
 print(f"variance left: {left:.0%} with 8 of 512 latents (held out), {left_by_pca:.0%} with 8 principal components")

@@ -127,7 +127,13 @@ def test_a_wrong_command_is_found(line, message):
 
 
 def test_right_commands_are_not_called_wrong():
-    text = "make TORCH=torch run  # words\n.venv/bin/pip install .\nKEY=1 python -m benchmarks.grid \\\n  --quick\nkhot bench\n"
+    lines = [
+        "make TORCH=torch run  # words",
+        ".venv/bin/pip install .",
+        "KEY=1 python -m benchmarks.grid \\",
+        "  --quick",
+    ]
+    text = "\n".join([*lines, "khot bench"])
     assert fences.commands(Block("sh", text, 1))[2] == ["python", "-m", "benchmarks.grid", "--quick"]
     steps = [fences.step(command) for command in fences.commands(Block("sh", text, 1))]
     assert [todo and todo[1:4] for todo in steps] == [
