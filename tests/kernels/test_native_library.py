@@ -1,5 +1,6 @@
 """Loading the native library, its C interface, and what it does without memory."""
 
+import ctypes
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from khot.kernels import _native
 
 needs_native = pytest.mark.skipif(_native.LIBRARY is None, reason=_native.REASON)
 HEADER = _native.HERE / "native" / "khot.h"
+KINDS = {"pointer": ctypes.c_void_p, "int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "double": ctypes.c_double}
 
 
 def test_without_a_library(tmp_path):
@@ -56,8 +58,7 @@ def declared_fields(name: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("name", "struct"), [("khot_rows", _native._Rows), ("khot_draws", _native._Draws)])
 def test_structs_are_those_of_the_header(name, struct):
-    kinds = {"pointer": _native._POINTER, "int64_t": _native._LONG, "int32_t": _native._INT, "double": _native._DOUBLE}
-    assert [(kinds[kind], field) for kind, field in declared_fields(name)] == [(t, f) for f, t in struct._fields_]
+    assert [(KINDS[kind], field) for kind, field in declared_fields(name)] == [(t, f) for f, t in struct._fields_]
 
 
 def test_every_entry_point_has_a_signature():
