@@ -37,6 +37,15 @@ def test_no_raw_markup(pages):
     assert [line for path, page in pages.items() for line in markup.raw_markup(path, page)] == []
 
 
+def test_formulas_reach_the_reader(pages):
+    text = {path: (ROOT / path).read_text(encoding="utf-8") for path in pages}
+    assert [line for path, page in pages.items() for line in markup.changed_formulas(path, text[path], page)] == []
+    for formula in (r"$a\,b$", r"$(x)_i$ and $\sum_{i}$"):
+        assert markup.changed_formulas("page.md", formula, markup.of_markdown(formula)), "it finds what is changed"
+    fine = r"$x_i$, $\sum_i x_i$ and $`a\,b`$"
+    assert markup.changed_formulas("page.md", fine, markup.of_markdown(fine)) == []
+
+
 BROKEN = {
     "which is not there": "[a](b.md) ![c](d.svg)",
     "no such anchor": "# One\n\n[a](#two)",
