@@ -48,7 +48,7 @@ sanitize:
 
 # The package builds with and without a compiler.
 wheels: $(call stamp,test)
-	$(BIN)/python tests/kernels/native/check_wheels.py
+	$(BIN)/python tests/release/check_wheels.py
 
 # Wants a quiet machine.
 speed: $(call stamp,test)
