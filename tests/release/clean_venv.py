@@ -71,9 +71,14 @@ class CleanVenv:
         self.pins.write_text("\n".join(pins) + "\n")
 
     def pip(self, *arguments: str, cwd: Path = ROOT, **environment: str) -> None:
-        """Run pip on this environment."""
+        """Run pip on this environment, and show what it printed only if it failed."""
         command = [sys.executable, "-m", "pip", "--quiet", "--python", str(self.bin / "python"), *arguments]
-        subprocess.run([*command, "--constraint", str(self.pins)], check=True, cwd=cwd, env=_environment(environment))
+        command += ["--no-compile", "--constraint", str(self.pins)]
+        done = subprocess.run(
+            command, cwd=cwd, env=_environment(environment), capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise SystemExit(f"pip {' '.join(arguments)}: {done.stdout}{done.stderr}")
 
     def run(self, *command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run a program of this environment, and return what it printed."""
