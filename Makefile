@@ -1,4 +1,4 @@
-# make run | test | check | lint | doctest | docs | sanitize | wheels | walk | info | figures | grid | speed | halving | solver-error | study | selection | sae | sae-minilm | moe | kill | clean
+# make run | test | check | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | study | selection | sae | sae-minilm | moe | kill | clean
 # One virtual environment, .venv, with khot installed editable; each target installs the extras it needs, once.
 
 PYTHON ?= python3
@@ -8,7 +8,7 @@ BIN := $(if $(filter Windows_NT,$(OS)),.venv/Scripts,.venv/bin)
 NATIVE := src/khot/kernels/native
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test check compare lint docs doctest sanitize wheels walk info figures grid speed halving solver-error study moe selection sae sae-minilm kill clean
+.PHONY: run test check compare lint docs doctest sanitize wheels figures grid speed halving solver-error study moe selection sae sae-minilm kill clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
@@ -55,6 +55,7 @@ sanitize:
 wheels: $(call stamp,test) $(call stamp,release)
 	$(BIN)/python tests/release/check_wheels.py
 
+.PHONY: walk info
 # The README's commands in clean environments: the core alone, without a compiler, with each extra.
 walk: $(call stamp,test) $(call stamp,release)
 	$(BIN)/python tests/release/walk.py
