@@ -125,9 +125,9 @@ def exported(source):
     """The names that the file of a room makes public: `import name as name`, `__all__`, or what it defines."""
     tree = ast.parse(source)
     again = {a.asname for n in tree.body if isinstance(n, ast.ImportFrom) for a in n.names if a.asname == a.name}
-    every = [n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"]
+    every = [n.value for n in tree.body if isinstance(n, ast.Assign | ast.AugAssign) and "__all__" in ast.unparse(n)]
     own = {n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef) and not n.name.startswith("_")}
-    return set(ast.literal_eval(every[0])) if every else again or own
+    return {name for part in every for name in ast.literal_eval(part)} if every else again or own
 
 
 def test_every_public_name_has_an_entry():
