@@ -4,7 +4,7 @@
 PYTHON ?= python3
 # The version CI runs on; a plain `torch` would bring CUDA along on Linux. Override for a GPU: make TORCH=torch run
 TORCH ?= torch==2.13.0
-BIN := .venv/bin
+BIN := $(if $(filter Windows_NT,$(OS)),.venv/Scripts,.venv/bin)
 NATIVE := src/khot/kernels/native
 stamp = .venv/.installed-$(1)
 
@@ -32,6 +32,11 @@ lint: $(call stamp,lint)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/idea.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
+	$(BIN)/zizmor --offline --quiet .github
 
 doctest: $(call stamp,test)
 	$(BIN)/pytest --doctest-modules src --doctest-glob='*.md' README.md docs
@@ -44,9 +49,9 @@ figures: $(call stamp,test)
 	$(BIN)/python docs/make_api.py
 	$(BIN)/python docs/make_architecture.py
 	$(BIN)/python docs/make_figures.py
+	$(BIN)/python docs/make_melt.py
 	$(BIN)/python -m benchmarks.pictures
 	$(BIN)/python docs/make_screenshot.py
-	$(BIN)/python docs/make_melt.py
 
 # The C entry points under the address and undefined-behaviour sanitizers, with 100,000 random cases.
 SANITIZE := $(CXX) -O1 -g -std=c++17 -fopenmp -fno-math-errno -ffp-contract=off -fsanitize=address,undefined -fno-sanitize-recover=all -I$(NATIVE)
@@ -57,9 +62,17 @@ sanitize:
 	$(SANITIZE) $(filter-out %/avx2.cpp,$(wildcard $(NATIVE)/*.cpp)) tests/kernels/native/fuzz.cpp $(if $(X86),build/avx2.o) -o build/fuzz
 	build/fuzz 100000
 
-# The package builds with and without a compiler.
-wheels: $(call stamp,test)
-	$(BIN)/python tests/kernels/native/check_wheels.py
+# The source archive and the wheel, with and without a compiler: built, installed and tried in clean environments.
+wheels: $(call stamp,test) $(call stamp,release)
+	$(BIN)/python tests/release/check_wheels.py
+
+.PHONY: walk info
+# The README's commands in clean environments: the core alone, without a compiler, with each extra.
+walk: $(call stamp,test) $(call stamp,release)
+	$(BIN)/python tests/release/walk.py
+
+info: $(call stamp,test)
+	$(BIN)/khot info
 
 # Wants a quiet machine.
 speed: $(call stamp,test)
@@ -120,14 +133,14 @@ kill: $(call stamp,test)
 clean:
 	rm -rf .venv site out build
 
-.venv/bin/pip:
+.venv/pyvenv.cfg:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "khot needs Python 3.11 or newer")'
 	$(PYTHON) -m venv .venv
 
 # torch first and pinned, so that no extra pulls another build in.
-$(call stamp,run) $(call stamp,test) $(call stamp,lint) $(call stamp,docs): $(call stamp,%): pyproject.toml hatch_build.py $(wildcard $(NATIVE)/*) | .venv/bin/pip
-	$(BIN)/pip install --quiet "$(TORCH)" numpy
-	$(BIN)/pip install --quiet --editable ".[$(if $(filter run,$*),select,$*)]"
+$(call stamp,run) $(call stamp,test) $(call stamp,lint) $(call stamp,docs) $(call stamp,release): $(call stamp,%): pyproject.toml hatch_build.py $(wildcard $(NATIVE)/*) | .venv/pyvenv.cfg
+	$(BIN)/python -m pip install --quiet "$(TORCH)" numpy
+	$(BIN)/python -m pip install --quiet --editable ".[$(if $(filter run,$*),select,$*)]"
 	@touch $@
 
 , := ,

@@ -35,6 +35,7 @@ API_ITEM = re.compile(r'^- <a id="(?P<name>khot[\w.]*)"></a>.*(?:\n {2}.*)*$', r
 PICTURE = re.compile(r"<picture>(?P<inside>.*?)</picture>", re.DOTALL)
 IMAGE = re.compile(r"<img\b(?P<inside>[^>]*)>")
 ALERT = re.compile(r"^> \[!(?P<kind>NOTE|TIP|IMPORTANT|WARNING|CAUTION)\]\n(?P<body>(?:>.*\n?)+)", re.MULTILINE)
+CODED_MATH = re.compile(r"\$`([^`\n]+)`\$")
 INLINE_MATH = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
 EXPLORER = """<iframe class="explorer" src="explorer.html" title="Explorer: drag scores, change k and T"></iframe>
 
@@ -99,7 +100,7 @@ def site_markdown(markdown: str, uri: str, known: set[str]) -> str:
     text = ALERT.sub(admonition, text)
     if uri.startswith("api/"):
         text = API_ITEM.sub(documented, text)
-    return outside_fences(text, lambda part: linked(pictured(part), uri, known))
+    return outside_fences(text, lambda part: linked(pictured(CODED_MATH.sub(r"$\1$", part)), uri, known))
 
 
 def outside_fences(text: str, change: Any) -> str:

@@ -94,6 +94,16 @@ def problems(pages, files, folder_index=None):
     return wrong
 
 
+FORMULA = re.compile(r"(?<![\w\\$`])\$(?![\s`$])([^$\n]*[^$\s])\$(?![\w$])")
+
+
+def changed_formulas(path, text, page):
+    """The formulas `$…$` that Markdown changes before a code host typesets them, such as by an underscore."""
+    bare = re.sub(r"^(`{3,}).*?^\1[ \t]*$|`[^`\n]*`", "", text, flags=re.MULTILINE | re.DOTALL)
+    found = [formula[1] for formula in FORMULA.finditer(bare)]
+    return [f"{path}: write $`{formula}`$" for formula in found if f"${formula}$" not in page.text]
+
+
 def raw_markup(path, page):
     """The left-over markup of a page."""
     return [f"{path} shows {what}: {found[0]!r}" for what, mark in RAW.items() if (found := mark.search(page.text))]

@@ -69,6 +69,24 @@ def tab():
         yield page
 
 
+CUT = "[...document.querySelectorAll('.doc-signature pre > code')].map(c => c.scrollWidth > c.clientWidth)"
+
+
+@browser
+@pytest.mark.browser
+def test_no_signature_is_cut(site, served, tab):
+    tab.resize(1400, 900)
+    seen = 0
+    for path in sorted((site / "api").glob("*/index.html")):
+        tab.open(served.url + path.relative_to(site).as_posix())
+        cut = tab.js(CUT)
+        seen += len(cut)
+        assert not any(cut), path
+    assert seen > 100
+    tab.js("document.querySelector('.doc-signature pre').style.width = '5rem'")
+    assert any(tab.js(CUT)), "the check finds one that is"
+
+
 OVERHANG = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 

@@ -67,7 +67,7 @@ def _load() -> tuple[Any, str]:
         why = "is missing, reinstall khot" if built.startswith("built") else built
         return None, f"eager torch (native library {why})"
     try:
-        library = ctypes.CDLL(str(files[0]))
+        library = _open(files[0])
         for name, (arguments, result) in _SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, result
@@ -79,6 +79,22 @@ def _load() -> tuple[Any, str]:
     width = "AVX2" if library.khot_has_avx2() else "portable"
     what = "sigmoid, Laplace and Euclidean top-k, hard top-k, pivotal and systematic samples; eager torch for the rest"
     return library, f"native, {width} (for {what}; {built})"
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    """Load the library. It uses torch's OpenMP: one that torch keeps to itself is first made visible.
+
+    Where torch brings none, it is the system's.
+    """
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        if "undefined symbol" not in str(error):
+            raise
+    packages = Path(torch.__file__).parents[1]
+    copies = [*packages.glob("torch/lib/libgomp*"), *packages.glob("torch.libs/libgomp*"), Path("libgomp.so.1")]
+    ctypes.CDLL(str(copies[0]), mode=ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(path))
 
 
 LIBRARY, REASON = _load()
