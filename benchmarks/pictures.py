@@ -20,6 +20,7 @@ from benchmarks import (
     scaling,
     selection_report,
     successive_halving,
+    temperature,
     vae,
 )
 from benchmarks.common import COMMITTED, read_rows, write_picture
@@ -48,6 +49,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     ),
     "halving-quality": lambda: successive_halving.draw(_rows("successive_halving"), *successive_halving.QUALITY),
     "halving-time": lambda: successive_halving.draw(_rows("successive_halving"), *successive_halving.TIME),
+    "temperature-uses": lambda: temperature.figure(temperature.read()),
     "scaling": lambda: scaling.plot(list(csv.DictReader(_text("scaling").splitlines()))),
 }
 """What makes each picture, by its name in docs/img."""
