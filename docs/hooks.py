@@ -37,9 +37,7 @@ IMAGE = re.compile(r"<img\b(?P<inside>[^>]*)>")
 ALERT = re.compile(r"^> \[!(?P<kind>NOTE|TIP|IMPORTANT|WARNING|CAUTION)\]\n(?P<body>(?:>.*\n?)+)", re.MULTILINE)
 CODED_MATH = re.compile(r"\$`([^`\n]+)`\$")
 INLINE_MATH = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
-EXPLORER = """<iframe class="explorer" src="explorer.html" title="Explorer: drag scores, change k and T"></iframe>
-
-[Open the explorer alone](explorer.html)"""
+EXPLORER = '<iframe class="explorer" src="explorer.html" title="Explorer: drag scores, change k and T"></iframe>'
 
 
 def on_config(config: Any) -> Any:

@@ -122,6 +122,21 @@ def test_wide_pages_and_outside_requests_are_found(tmp_path, tab):
         assert [url for url in tab.requests if not url.startswith(server.url)] == ["http://outside.invalid/x.png"]
 
 
+@browser
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pictures_follow_the_colour_scheme(served, scheme):
+    shown = "[...document.images].filter(i => i.src.includes('#only-') && i.offsetWidth > 0).map(i => i.src)"
+    with Chromium(dark=scheme == "dark") as page:
+        page.open(served.url + "sigmoid-topk/")
+        found = page.js(shown)
+        assert len(found) == 2
+        assert all(url.endswith(f"#only-{scheme}") for url in found)
+        other = {"dark": "default", "light": "slate"}[scheme]  # what the switch in the header sets
+        page.js(f"document.body.dataset.mdColorScheme = '{other}'")
+        assert set(page.js(shown)).isdisjoint(found)
+
+
 TERMS = {
     "topk": "sigmoid-topk/",
     "sigmoid_topk": "api/relaxations/",
