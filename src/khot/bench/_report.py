@@ -9,16 +9,14 @@ import platform
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from .._extras import require
 from ..kernels import status
 from ._contenders import BASELINE
-from ._measure import Report, Timing
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from ._measure import Report, Result, Timing
 
 COLUMNS = (
     *("name", "kind", "what", "shape", "k", "dtype", "device", "threads", "compiled", "clock"),
@@ -29,6 +27,8 @@ COLUMNS = (
 )
 """The keys of `records`; docs/speed.md says what each means."""
 HEADINGS = ("contender", "forward", "× khot", "forward + backward", "× khot", "memory", "|Σ−k|", "range", "NaN")
+NARROW = 5  # how many of them a narrow terminal has
+WIDE = 130  # columns of a terminal that has them all
 
 
 def environment() -> dict[str, str]:
@@ -79,32 +79,52 @@ def to_csv(rows: Iterable[dict[str, Any]]) -> str:
 
 def to_json(rows: Iterable[dict[str, Any]]) -> str:
     """Return the records as a JSON list; a NaN or infinite figure becomes a string, since JSON has no such numbers."""
-    plain = [
-        {key: str(v) if isinstance(v, float) and not math.isfinite(v) else v for key, v in row.items()} for row in rows
-    ]
-    return json.dumps(plain, indent=1, ensure_ascii=False)
+
+    def plain(value: Any) -> Any:
+        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps([{key: plain(v) for key, v in row.items()} for row in rows], indent=1, ensure_ascii=False)
 
 
 def to_markdown(report: Report) -> str:
     """Make a table for a README, with a line on what it shows and one on what was skipped."""
-    parts = [caption(report) + ".", markdown_table(HEADINGS, _cells(report))]
+    parts = [caption(report) + ".", markdown_table(HEADINGS, (_cells(report, r) for r in _measured(report)))]
     if skipped := [f"`{r.name}` ({r.skipped})" for r in report.results if r.skipped]:
         parts.append("Skipped: " + "; ".join(skipped) + ".")
     return "\n\n".join(parts) + "\n"
 
 
-def to_table(report: Report) -> "Table":
-    """Make a table for the terminal; needs rich."""
-    from rich.table import Table
-
-    table = Table(title=caption(report), title_justify="left", pad_edge=False)
-    for index, heading in enumerate(HEADINGS):
+def to_table(report: Report, width: int = WIDE) -> Any:
+    """Make a table for a terminal: khot, torch, then others; times and ratios alone below `WIDE` columns."""
+    table = require("rich.table", extra="cli").Table(title=caption(report), title_justify="left", pad_edge=False)
+    columns = len(HEADINGS) if width >= WIDE else NARROW
+    for index, heading in enumerate(HEADINGS[:columns]):
         table.add_column(heading, justify="right" if index else "left", no_wrap=True)
-    styles = {"khot": "bold", "reference": "dim"}
-    measured = [r for r in report.results if not r.skipped]
-    for r, cells in zip(measured, _cells(report), strict=True):
-        table.add_row(*cells, style="red" if r.flags else styles.get(r.contender.kind, ""))
+    for group in range(3):
+        for r in (r for r in _measured(report) if _group(r) == group):
+            look = "red" if r.flags else ("bold", "dim", "")[group]
+            table.add_row(*_cells(report, r, has_spread=columns > NARROW)[:columns], style=look)
+        table.add_section()
     return table
+
+
+def conclusion(report: Report) -> str:
+    """Say in a sentence what σ_k costs; empty if torch.softmax was not measured."""
+    found = {r.name: r for r in _measured(report)}
+    if not {BASELINE, "torch.softmax"} <= set(found):
+        return ""
+    ours, plain = found[BASELINE], found["torch.softmax"]
+    forward, both = (_number(_ratio(*pair), ".2g") for pair in ((ours.forward, plain.forward), (ours.both, plain.both)))
+    return f"σ_k costs {forward}× torch.softmax at this shape ({both}× with the backward pass)."
+
+
+def _measured(report: Report) -> list[Result]:
+    return [r for r in report.results if not r.skipped]
+
+
+def _group(r: Result) -> int:
+    """Return 0 for khot's own functions, 1 for torch's, 2 for others."""
+    return 0 if r.contender.kind == "khot" else 1 if r.name.startswith("torch.") else 2
 
 
 def caption(report: Report) -> str:
@@ -123,23 +143,19 @@ def threads(count: int) -> str:
     return f"{count} thread{'s' * (count != 1)}"
 
 
-def _cells(report: Report) -> list[list[str]]:
-    """Return the rows of the table as text, without skipped contenders."""
+def _cells(report: Report, r: Result, *, has_spread: bool = True) -> list[str]:
+    """Return a row of the table as text."""
     forward, both = _baseline(report)
     return [
-        [
-            r.name,
-            _span(r.forward),
-            _number(_ratio(r.forward, forward), ".2f"),
-            _span(r.both),
-            _number(_ratio(r.both, both), ".2f"),
-            _number(max((peak for peak in (r.allocated, r.resident) if peak is not None), default=None), ".1f"),
-            _number(r.sum_error, ".0e") + "!" * ("does not sum to k" in r.flags),
-            _number(r.out_of_range, "d"),
-            _number(r.nans, "d"),
-        ]
-        for r in report.results
-        if not r.skipped
+        r.name,
+        _span(r.forward, has_spread),
+        _number(_ratio(r.forward, forward), ".2f"),
+        _span(r.both, has_spread),
+        _number(_ratio(r.both, both), ".2f"),
+        _number(max((peak for peak in (r.allocated, r.resident) if peak is not None), default=None), ".1f"),
+        _number(r.sum_error, ".0e") + "!" * ("does not sum to k" in r.flags),
+        _number(r.out_of_range, "d"),
+        _number(r.nans, "d"),
     ]
 
 
@@ -162,10 +178,10 @@ def _number(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
 
 
-def _span(timing: Timing | None) -> str:
-    """Format the median and the spread with three digits, in µs or ms."""
+def _span(timing: Timing | None, has_spread: bool) -> str:
+    """Format the median, and the spread, with three digits, in µs or ms."""
     if timing is None:
         return "–"
     scale, unit = (1e6, "µs") if timing.median < 1e-3 else (1e3, "ms")
     median, p20, p80 = (f"{t * scale:.3g}" if t * scale < 1000 else f"{t * scale:.0f}" for t in timing[:3])
-    return f"{median} {unit}" + f" ({p20}–{p80})" * (timing.samples > 1)
+    return f"{median} {unit}" + f" ({p20}–{p80})" * (has_spread and timing.samples > 1)

@@ -1,6 +1,5 @@
-"""The commands, and the two short ones themselves: `khot info` and `khot tour`."""
+"""The commands, and a short one itself: `khot tour`."""
 
-import platform
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +10,10 @@ from rich.syntax import Syntax
 from rich.table import Table
 from torch import Tensor
 
+from .._extras import require
 from .._version import __version__
-from ..kernels import status
 from ..relaxations import hard_topk, sigmoid_topk, threshold
+from . import info
 from ._bench import bench
 from ._sae import sae
 from ._select import select
@@ -28,8 +28,8 @@ p[2].backward()                  # and every score gets a gradient
 SCORES = (2.0, 1.0, 0.6, 0.0, -0.5, -1.5)
 TEMPERATURES = (0.01, 0.1, 0.3, 1.0, 3.0, 100.0)
 
-app = typer.Typer(name="khot", no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
-for command in (select, bench, sae):
+app = typer.Typer(name="khot", no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+for command in (select, bench, sae, info):
     app.command()(command)
 
 
@@ -49,16 +49,8 @@ def _options(
 
 
 @app.command()
-def info() -> None:
-    """Print the versions, and which kernels run on which device and why."""
-    typer.echo(f"khot {__version__}, torch {torch.__version__}, Python {platform.python_version()}")
-    for device, kernel in status().items():
-        typer.echo(f"{device}: {kernel}")
-
-
-@app.command()
 def tour(
-    out: Annotated[Path, typer.Option(help="Where to save the picture (needs khot[plot]).")] = Path("out/tour.png"),
+    out: Annotated[Path, typer.Option(help="Where to save the picture (needs the extra plot).")] = Path("out/tour.png"),
 ) -> None:
     """A short tour of σ_k: five lines of code, a table over temperatures, a picture."""
     console = Console()
@@ -78,7 +70,7 @@ def tour(
     except ModuleNotFoundError as missing:
         if missing.name != "matplotlib":
             raise
-        console.print("No picture: it needs matplotlib, pip install 'khot[plot]'.")
+        console.print(f"No picture: {missing}.", markup=False)
     else:
         console.print(f"Picture: [bold]{out}[/bold]")
     console.print("Next: khot select, khot bench --shape 4096x64 --k 6, khot info, help(khot.sigmoid_topk).\n")
@@ -96,8 +88,7 @@ def _table(x: Tensor) -> Table:
 
 
 def _save_picture(out: Path) -> None:
-    from matplotlib.figure import Figure
-
+    Figure = require("matplotlib.figure", extra="plot").Figure
     x = torch.tensor(SCORES)
     temperatures = torch.logspace(-2, 2, 200)
     p = sigmoid_topk(x.expand(200, -1), 2, temperature=temperatures)
