@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -182,6 +183,33 @@ def test_the_digits_in_a_terminal():
     assert "pixel_" in done.stdout
     assert "RFE" in done.stdout
     assert "khot's choice" in done.stdout or "ahead of khot's" in done.stdout
+    assert "1. Two columns that matter only together: who finds them?" in done.stdout
+    assert re.search(r"5 pixels of 64 keep \d\d\.\d of \d\d\.\d points of accuracy\.", done.stdout)
+    assert re.search(r"This took \d+ s\.\nNext", done.stdout)
+
+
+def test_a_table_of_your_own_ends_with_a_link_a_sentence_and_the_time(table, tmp_path):
+    done = khot(table, "--target", "label", "-k", 2, "--report", tmp_path / "r.html", *QUICK)
+    assert f"Report, with pictures: {(tmp_path / 'r.html').as_uri()}" in done.stdout.replace("\n", "").replace(
+        "pictures:f", "pictures: f"
+    )
+    assert "features of 6 keep" in done.stdout
+    assert re.search(r"This took \d+ s\.\n$", done.stdout)
+    assert "Next" not in done.stdout  # they did that just now
+    assert "XOR" not in done.stdout
+
+
+def test_progress_says_where_it_goes():
+    """ "1 features too many" meant nothing to a reader."""
+    from khot.jobs import select as job
+
+    seen = []
+    job.select(job.digits(), "classification", 5, steps=40, on_progress=lambda *entry: seen.append(entry))
+    labels = [label for label, _, _ in seen]
+    assert labels[0] == "choosing"
+    assert any(re.search(r"64 → 5 features: now \d+$", label) for label in labels)
+    assert all(done <= total for _, done, total in seen)
+    assert [label for label in labels if label.startswith("comparing  khot")]
 
 
 @pytest.mark.slow
