@@ -1,4 +1,4 @@
-# make run | test | check | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | study | selection | sae | sae-minilm | moe | kill | clean
+# make run | test | check | examples | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | study | selection | sae | sae-minilm | moe | kill | clean
 # One virtual environment, .venv, with khot installed editable; each target installs the extras it needs, once.
 
 PYTHON ?= python3
@@ -11,7 +11,7 @@ EXTRA = $(if $(filter run,$*),select,$*)
 QUIET := $(shell test -t 2 || echo --quiet)
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test check compare lint docs doctest sanitize wheels figures grid speed halving solver-error study moe selection sae sae-minilm kill clean
+.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study moe selection sae sae-minilm kill clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
@@ -23,6 +23,12 @@ test: $(call stamp,test)
 # The inner loop: what takes long, compiles, opens a browser or starts processes is left to `make test`.
 check: $(call stamp,test)
 	$(BIN)/pytest -n 2 -m "not slow and not compile and not browser and not distributed"
+
+# The recipes of docs/recipes/, about a minute in all; `make test` runs them too, and looks at what they print.
+examples: $(call stamp,test)
+	@set -e; for file in $(filter-out %/minilm_sae.py,$(wildcard examples/*.py)); do \
+	  echo "== $$file"; $(BIN)/python $$file; \
+	done
 
 lint: $(call stamp,lint)
 	$(BIN)/ruff check .
@@ -39,6 +45,7 @@ docs: $(call stamp,docs)
 figures: $(call stamp,docs)
 	$(BIN)/python docs/make_figures.py
 	$(BIN)/python docs/make_architecture.py
+	$(BIN)/python docs/make_melt.py
 
 # The C entry points under the address and undefined-behaviour sanitizers, with 100,000 random cases.
 SANITIZE := $(CXX) -O1 -g -std=c++17 -fopenmp -fno-math-errno -ffp-contract=off -fsanitize=address,undefined -fno-sanitize-recover=all -I$(NATIVE)

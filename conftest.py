@@ -1,4 +1,4 @@
-"""Names that doctests may use without importing them."""
+"""Names that doctests of modules may use without importing them; those of pages import what they use, as readers do."""
 
 import pytest
 import torch
@@ -7,5 +7,7 @@ import khot
 
 
 @pytest.fixture(autouse=True)
-def _doctest_names(doctest_namespace: dict[str, object]) -> None:
-    doctest_namespace.update(torch=torch, khot=khot, **{name: getattr(khot, name) for name in khot.__all__})
+def _doctest_names(request: pytest.FixtureRequest, doctest_namespace: dict[str, object]) -> None:
+    doctest_namespace.clear()
+    if request.path.suffix == ".py":
+        doctest_namespace.update(torch=torch, khot=khot, **{name: getattr(khot, name) for name in khot.__all__})

@@ -6,8 +6,6 @@
 The default text is from Shakespeare's plays (public domain). Two minutes on two cores.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from importlib.resources import files

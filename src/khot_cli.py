@@ -10,7 +10,7 @@ COMMANDS = {
     "select": ("select", "Choose the k features of a table that matter, and compare the choice."),
     "sae": ("sae", "Train a sparse autoencoder on a file of activations."),
     "bench": ("cli", "Time the operators of khot against others, at your shape."),
-    "tour": ("cli", "Show what the sigmoid top-k does."),
+    "tour": ("", "Open the explorer in a browser: see what the sigmoid top-k does."),
     "info": ("", "Print the versions, and which kernels run and why."),
 }
 """The extra that each command needs, and what it does."""
@@ -45,6 +45,10 @@ def main() -> None:
         from khot.cli import info
 
         info()
+    elif first == "tour" and more in ([], ["--no-open"]):
+        from khot.cli import show_explorer
+
+        show_explorer(is_opened=not more)
     else:
         if first != "bench":  # which measures what a program of yours would see
             os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait leave the cores to others

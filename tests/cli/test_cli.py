@@ -12,15 +12,6 @@ from khot.cli import _show
 from khot.cli._app import app
 
 
-def test_tour_prints_a_table_and_saves_a_picture(tmp_path):
-    picture = tmp_path / "deep" / "tour.png"
-    result = CliRunner().invoke(app, ["tour", "--out", str(picture)])
-    assert result.exit_code == 0
-    assert "σ_2(x) by temperature" in result.output
-    assert "sum = 2.000000" in result.output
-    assert picture.read_bytes().startswith(b"\x89PNG")
-
-
 def test_info_says_which_kernels_run_and_why():
     result = CliRunner().invoke(app, ["info"])
     assert result.exit_code == 0
@@ -76,7 +67,6 @@ def test_module_is_the_command():
     ("words", "missing", "package", "extra"),
     [
         (["bench"], "typer", "typer", "cli"),
-        (["tour"], "rich", "rich", "cli"),
         (["select"], "sklearn", "scikit-learn", "select"),
         (["select"], "polars", "polars", "select"),
         (["sae", "nosuch.npz"], "safetensors", "safetensors", "sae"),

@@ -8,6 +8,7 @@ import torch
 from .._extras import require
 from .._version import __version__
 from ..kernels import status
+from ._tour import show_explorer as show_explorer
 
 
 def info() -> None:
