@@ -5,6 +5,8 @@ import sys
 
 import torch
 
+from khot_cli import main as main
+
 from .._extras import require
 from .._version import __version__
 from ..kernels import status
@@ -28,10 +30,3 @@ def run(extra: str) -> None:
     from ._app import app
 
     app(prog_name="khot")
-
-
-def main() -> None:
-    """Run the command `khot`, from its former entry point."""
-    from khot_cli import main
-
-    main()

@@ -136,8 +136,9 @@ def select(
     with interruptible(on_interrupt) as is_interrupted, threads_for(0), threadpool_limits(1):
 
         def watch(entry: dict[str, float]) -> bool:
-            now = f", {n} → {k} features: now {entry['budget']:.0f}" if entry["budget"] > k else ""
-            on_progress(f"choosing   loss {entry['validation_loss']:.4f}{now}", int(entry["step"]), steps)
+            is_final = entry["budget"] <= k
+            loss, now = f"loss {entry['validation_loss']:.4f}", f"{n} → {k} features: now {entry['budget']:.0f}"
+            on_progress(f"choosing   {loss if is_final else now}", int(entry["step"]), steps)
             return is_interrupted()
 
         def fold(name: str, done: int, total: int) -> bool:
