@@ -12,7 +12,7 @@ FIGURES = {
     "l0": "active latents a token (L0)",
     "alive": "fraction of latents that are active at all",
     "cosine": "cosine of input and reconstruction",
-    "relative_reconstruction_bias": "relative reconstruction bias: 1 is right, less is too small",
+    "relative_reconstruction_bias": "relative reconstruction bias (1 is right)",
 }
 KINDS = {
     "topk": "k for each token (TopK)",
@@ -69,8 +69,8 @@ def _densities(metrics: dict[str, Any]) -> list[Html]:
         [f"{10**low:.1e} to {10**high:.1e}", meter(count, max(counts), is_marked=True), str(count)]
         for low, high, count in list(zip(edges, edges[1:], counts, strict=False))[known[0] : known[-1] + 1]
     ]
-    header, dead = ["active for this fraction of tokens", "", "latents"], f"{metrics['dead']} are never active."
-    return [table(header, rows), dim(dead)]
+    caption = f"Latents by the share of tokens they are active for; {metrics['dead']} never are."
+    return [table(["share of tokens", "", "latents"], rows), dim(caption)]
 
 
 def _curves(curve: list[Point]) -> list[Html]:

@@ -135,7 +135,7 @@ def _chosen(s: Selection) -> list[Html]:
         [f.name, meter(f.inclusion_probability, is_marked=f.rank <= s.k), f"{f.inclusion_probability:.3f}"]
         for f in s.features[:SHOWN]
     ]
-    parts.append(table(["feature, the best first", "", "inclusion probability"], rows, range(s.k)))
+    parts.append(table(["feature", "", "inclusion probability"], rows, range(s.k)))
     more = f" The first {SHOWN} are shown." if len(s.features) > SHOWN else ""
     return [*parts, dim(f"Inclusion probabilities sum to k over all features.{more}")]
 
