@@ -52,6 +52,10 @@ def main() -> None:
     else:
         if first != "bench":  # which measures what a program of yours would see
             os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait leave the cores to others
+        if has_terminal := sys.stderr.isatty():
+            print("loading torch …", end="\r", file=sys.stderr, flush=True)
         from khot.cli import run
 
+        if has_terminal:
+            print("\033[K", end="", file=sys.stderr, flush=True)
         run(COMMANDS[first][0] or "cli")

@@ -57,29 +57,29 @@ def select(
 
     khot select cells.npz -k 20 --task reconstruction --json
     """
-    try:
-        for package in ("sklearn", "polars", "matplotlib"):
-            require(package, extra="select")
-        from ..jobs import select as job
-        from ..jobs.select_report import report as make_report
+    with progress("loading") as on_progress:
+        try:
+            for package in ("sklearn", "polars", "matplotlib"):
+                require(package, extra="select")
+            from ..jobs import select as job
+            from ..jobs.select_report import report as make_report
 
-        source = job.digits() if file is None else job.read_table(file, target, drop or ())
-        if file is None and (target is not None or drop):
-            raise job.TableError("--target and --drop need a FILE")
-        if not 1 <= k <= len(source.names):
-            raise job.TableError(f"-k must satisfy 1 ≤ k ≤ {len(source.names)} (number of features); got {k}")
-        if not 0 <= seed < 2**32:
-            raise job.TableError(f"--seed must satisfy 0 ≤ seed < 2³²; got {seed}")
-        if steps < 1:
-            raise job.TableError(f"--steps must be ≥ 1; got {steps}")
-        kind = job.find_task_of(source, task)
-        report_path = report or (out / "report.html" if out else None)
-        for path in (report_path, out and out / "selection.json", out and out / "features.csv"):
-            if path is not None:
-                check_writable(path)
-    except (ValueError, ModuleNotFoundError) as problem:
-        fail("select", str(problem))
-    with progress("starting") as on_progress:
+            source = job.digits() if file is None else job.read_table(file, target, drop or ())
+            if file is None and (target is not None or drop):
+                raise job.TableError("--target and --drop need a FILE")
+            if not 1 <= k <= len(source.names):
+                raise job.TableError(f"-k must satisfy 1 ≤ k ≤ {len(source.names)} (number of features); got {k}")
+            if not 0 <= seed < 2**32:
+                raise job.TableError(f"--seed must satisfy 0 ≤ seed < 2³²; got {seed}")
+            if steps < 1:
+                raise job.TableError(f"--steps must be ≥ 1; got {steps}")
+            kind = job.find_task_of(source, task)
+            report_path = report or (out / "report.html" if out else None)
+            for path in (report_path, out and out / "selection.json", out and out / "features.csv"):
+                if path is not None:
+                    check_writable(path)
+        except (ValueError, ModuleNotFoundError) as problem:
+            fail("select", str(problem))
         warn = partial(typer.echo, STOPPING, err=True)
         how: dict[str, Any] = {"seed": seed, "model": model, "steps": steps, "with_xor": file is None}
         result = job.select(source, kind, k, **how, on_progress=on_progress, on_interrupt=warn)

@@ -68,21 +68,21 @@ def train(
         raise ValueError(f"`checkpoint_every` must be ≥ 1; got {checkpoint_every}.")
     require("safetensors.torch", extra="sae")  # before the long work
     folder = Path(folder)
-    trainer = Trainer(data, config, training)
-    if _prepare(folder, trainer, resume):
-        metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
-        return Run(metrics, [Point(*point) for point in metrics["curve"]], True)
-    check_writable(folder / METRICS)
-    work = trainer.batch_size * config.d_in * config.latents
-    with interruptible() as interrupted, threads_for(work):
+    with threads_for(training.batch_size * config.d_in * config.latents):
+        trainer = Trainer(data, config, training)
+        if _prepare(folder, trainer, resume):
+            metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+            return Run(metrics, [Point(*point) for point in metrics["curve"]], True)
+        check_writable(folder / METRICS)
         stopped = False
-        while trainer.step < training.steps and not stopped:
-            point = trainer.advance()
-            if trainer.step % checkpoint_every == 0:
-                _checkpoint(folder, trainer)
-            stopped = bool(on_step(point, training.steps)) or interrupted()
-        _checkpoint(folder, trainer)
-        return _finish(folder, trainer)
+        with interruptible() as interrupted:
+            while trainer.step < training.steps and not stopped:
+                point = trainer.advance()
+                if trainer.step % checkpoint_every == 0:
+                    _checkpoint(folder, trainer)
+                stopped = bool(on_step(point, training.steps)) or interrupted()
+            _checkpoint(folder, trainer)
+            return _finish(folder, trainer)
 
 
 def measure(sae: SparseAutoencoder, data: Activations, first: int = 0, step: int = 1) -> dict[str, Any]:
