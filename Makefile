@@ -2,10 +2,13 @@
 # One virtual environment, .venv, with khot installed editable; each target installs the extras it needs, once.
 
 PYTHON ?= python3
-# The version CI runs on; a plain `torch` would bring CUDA along on Linux. Override for a GPU: make TORCH=torch run
+# The version CI runs on. On Linux pip takes a build with CUDA, several GB; `make run BUILD=cpu` takes one without.
 TORCH ?= torch==2.13.0
+FROM := $(if $(filter cpu,$(BUILD)),--index-url https://download.pytorch.org/whl/cpu)
 BIN := $(if $(filter Windows_NT,$(OS)),.venv/Scripts,.venv/bin)
 NATIVE := src/khot/kernels/native
+EXTRA = $(if $(filter run,$*),select,$*)
+QUIET := $(shell test -t 2 || echo --quiet)
 stamp = .venv/.installed-$(1)
 
 .PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm kill clean
@@ -139,8 +142,10 @@ clean:
 
 # torch first and pinned, so that no extra pulls another build in.
 $(call stamp,run) $(call stamp,test) $(call stamp,lint) $(call stamp,docs) $(call stamp,release): $(call stamp,%): pyproject.toml hatch_build.py $(wildcard $(NATIVE)/*) | .venv/pyvenv.cfg
-	$(BIN)/python -m pip install --quiet "$(TORCH)" numpy
-	$(BIN)/python -m pip install --quiet --editable ".[$(if $(filter run,$*),select,$*)]"
+	@echo "Installing $(TORCH), numpy and the extra $(EXTRA) of khot into .venv, once. About 0.5 GB are downloaded"
+	@echo "with a CPU build of torch, several GB with CUDA. 'make $* BUILD=cpu' asks for a CPU build."
+	$(BIN)/python -m pip install $(QUIET) $(FROM) "$(TORCH)" numpy
+	$(BIN)/python -m pip install $(QUIET) --editable ".[$(EXTRA)]"
 	@touch $@
 
 , := ,
