@@ -21,7 +21,8 @@ def run(*arguments):
     return CliRunner().invoke(app, ["bench", *arguments])
 
 
-def test_command_prints_a_table_and_names_the_skipped():
+def test_command_prints_a_table_and_names_the_skipped(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")
     done = run("--shape", "4x64", "--k", "10%", "--budget", "0.001", "--op", "torch.topk", "--op", "normal_topk")
     assert done.exit_code == 0
     assert "4×64, k = 6, float32; 1 thread, process CPU time" in done.stdout
