@@ -5,3 +5,11 @@ from ._pursuit import SoftCode as SoftCode
 from ._pursuit import omp as omp
 from ._pursuit import soft_pursuit as soft_pursuit
 from ._pursuit import thresholding_pursuit as thresholding_pursuit
+from ._splice import Splice as Splice
+from ._splice import SplicePath as SplicePath
+from ._splice import aicc as aicc
+from ._splice import bic as bic
+from ._splice import ebic as ebic
+from ._splice import gcv as gcv
+from ._splice import splice as splice
+from ._splice import splice_path as splice_path
