@@ -42,18 +42,18 @@ class SparseCode(NamedTuple):
         return self.columns
 
     @property
-    def count(self) -> int:
+    def height(self) -> int:
         """The number of rows of the dense code."""
         return torch.Size(self.shape[:-1]).numel()
 
     def dense(self) -> Tensor:
         """Return the code as a matrix, (…, columns)."""
-        zeros = self.values.new_zeros(self.count, self.shape[-1])
+        zeros = self.values.new_zeros(self.height, self.shape[-1])
         return zeros.index_put((self.rows, self.columns), self.values, accumulate=True).view(self.shape)
 
     def decode(self, dictionary: Tensor) -> Tensor:
         """Return code · dictionary, (…, d), for a dictionary (columns, d), without the dense code; differentiable."""
-        sums = weighted_rows(self.values, self.rows, self.columns, dictionary, self.count)
+        sums = weighted_rows(self.values, self.rows, self.columns, dictionary, self.height)
         return sums.view(*self.shape[:-1], dictionary.shape[-1])
 
 

@@ -100,7 +100,6 @@ def _exchange(problem: Problem, state: _State, removed: int, added: int) -> list
     if removed > len(support) or added > len(costs) - len(support):
         return None
     sets = _removals(state, removed)  # (r, removed)
-    r = len(sets)
     core = state.inverse[sets.unsqueeze(-1), sets.unsqueeze(-2)]  # K_RR, (r, removed, removed)
     back = state.back.mT[sets]  # (r, removed, p)
     tied = torch.linalg.solve(core, back)  # K_RR⁻¹·B_R
@@ -157,8 +156,10 @@ def _together(
 
 
 def forward(problem: Problem, support: Sequence[int] = ()) -> list[int]:
-    """Add the column that lowers the loss most while one fits."""
-    state = _state(problem, support)
+    """Add the column that lowers the loss most while one fits; of a support with dependent columns, drop the last."""
+    at = list(support)[: len(problem.a)]
+    new = torch.linalg.qr(problem.a[:, at], mode="r").R.diagonal().square() > DEPENDENT
+    state = _state(problem, [j for j, is_new in zip(at, new.tolist(), strict=True) if is_new])
     while (found := _exchange(problem, state, 0, 1)) is not None:
         state = _state(problem, found)
     return state.fit.support

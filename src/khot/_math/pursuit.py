@@ -42,7 +42,7 @@ def least_squares(x: Tensor, chosen: Tensor, used: Tensor) -> Tensor:
         return torch.cholesky_solve(chosen @ residual.unsqueeze(-1), factor).squeeze(-1)
 
     coefs = solve(x)
-    return coefs + solve(x - (coefs.unsqueeze(-2) @ chosen).squeeze(-2))  # once more, for the digits the Gram matrix lost
+    return coefs + solve(x - (coefs.unsqueeze(-2) @ chosen).squeeze(-2))  # for the digits that the Gram matrix lost
 
 
 def orthogonal(x: Tensor, atoms: Tensor, gram: Tensor, counts: Tensor, k: int, tolerance: Tensor | None) -> Support:
@@ -107,8 +107,8 @@ def orthogonal(x: Tensor, atoms: Tensor, gram: Tensor, counts: Tensor, k: int, t
 def non_negative(x: Tensor, atoms: Tensor, gram: Tensor, counts: Tensor, k: int, tolerance: Tensor | None) -> Support:
     """Orthogonal matching pursuit with coefficients ≥ 0; arguments as for `orthogonal`.
 
-    The active-set method of Lawson and Hanson, stopped at k atoms: add the atom with the largest correlation, solve, and
-    while a coefficient would be negative, go as far towards the solution as all stay ≥ 0 and drop what became 0.
+    The active-set method of Lawson and Hanson, stopped at k atoms: add the atom with the largest correlation, solve,
+    and while a coefficient would be negative, go as far towards the solution as all stay ≥ 0 and drop what became 0.
     """
     m, n = len(x), len(atoms)
     support, coefs = torch.zeros(m, k, dtype=torch.long, device=x.device), x.new_zeros(m, k)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,7 +64,9 @@ Criterion = Callable[[Tensor, Tensor, int, int], Tensor]
 def aicc(loss: Tensor, k: Tensor, rows: int, columns: int) -> Tensor:
     """Return Akaike's criterion, corrected for few equations: `m·log(loss/m) + 2k + 2k(k + 1)/(m − k − 1)`."""
     left = (rows - k - 1).clamp(min=0)
-    return rows * (loss / rows).clamp(min=1e-300).log() + 2 * k + torch.where(left > 0, 2 * k * (k + 1) / left, torch.inf)
+    return (
+        rows * (loss / rows).clamp(min=1e-300).log() + 2 * k + torch.where(left > 0, 2 * k * (k + 1) / left, torch.inf)
+    )
 
 
 def bic(loss: Tensor, k: Tensor, rows: int, columns: int) -> Tensor:
@@ -165,23 +168,24 @@ def splice_path(
     _check.at_least("exchange", exchange, 0)
     reduced = _Reduced(a, b, None, ridge, weights)
     _check.whole("k", k, a.shape[1], "columns of `a`")
-    columns = []
-    for target in range(reduced.b.shape[1]):
-        fits = [best_subset.fit(reduced.problem(target, 0), [])]
-        for size in range(1, k + 1):
-            q = reduced.problem(target, size)
-            found = _search(q, exchange, [best_subset.forward(q, fits[-1].support)])
-            fits.append(found if found.loss <= fits[-1].loss else fits[-1])
-        for size in range(k - 1, 0, -1):  # and back: what is best with one more may be better with one less
-            q = reduced.problem(target, size)
-            larger = fits[size + 1].support
-            shorter = [min(([j for j in larger if j != i] for i in larger), key=lambda s: best_subset.fit(q, s).loss)]
-            found = best_subset.improve(q, shorter[0], min(exchange, 1)) if len(larger) > size else fits[size + 1]
-            if found.loss < fits[size].loss:
-                fits[size] = found
-        columns.append(fits)
-    found = [reduced.restore([fits[size] for fits in columns]) for size in range(k + 1)]
-    return SplicePath(*(torch.stack(values) for values in zip(*found, strict=True)), rows=a.shape[0])
+    paths = [_path(partial(reduced.problem, t), k, exchange) for t in range(reduced.b.shape[1])]
+    found = [reduced.restore([fits[size] for fits in paths]) for size in range(k + 1)]
+    coef, support, loss = (torch.stack(values) for values in zip(*found, strict=True))
+    return SplicePath(coef, support, loss, a.shape[0])
+
+
+def _path(problem: Callable[[int], Problem], k: int, exchange: int) -> list[Fit]:
+    """Return the best fits of 0 to k columns found upwards, and then downwards where that is better."""
+    fits = [best_subset.fit(problem(0), [])]
+    for size in range(1, k + 1):
+        found = _search(problem(size), exchange, [best_subset.forward(problem(size), fits[-1].support)])
+        fits.append(min(found, fits[-1], key=lambda fit: fit.loss))
+    for size in range(k - 1, 0, -1):
+        q, larger = problem(size), fits[size + 1].support
+        shorter = [[j for j in larger if j != i] for i in larger] if len(larger) > size else [larger]
+        start = min(shorter, key=lambda support: best_subset.fit(q, support).loss)
+        fits[size] = min(fits[size], best_subset.improve(q, start, min(exchange, 1)), key=lambda fit: fit.loss)
+    return fits
 
 
 def _search(problem: Problem, exchange: int, starts: Sequence[Sequence[int]] = ()) -> Fit:
@@ -198,7 +202,7 @@ def _search(problem: Problem, exchange: int, starts: Sequence[Sequence[int]] = (
 def _relaxed(problem: Problem) -> list[int]:
     """Return the columns with the largest weights of the relaxation, as many as fit.
 
-    Weights w = σ_k(|c + Aᵀ(b − A·c)|/(‖b‖·T)) and coefficients c = argmin ‖b − A·c‖² + ridge·Σ c²/w in turn, while T falls.
+    In turn, while T falls: weights w = σ_k(|c + Aᵀ(b − A·c)|/(‖b‖·T)), and c = argmin ‖b − A·c‖² + ridge·Σ c²/w.
     """
     a, b, size = problem.a, problem.b, float(torch.linalg.vector_norm(problem.b)) or 1.0
     near = (b @ a).abs().topk(min(RELAXED, a.shape[1])).indices.sort().values
