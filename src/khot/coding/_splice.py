@@ -40,8 +40,8 @@ class SplicePath(NamedTuple):
     support: Tensor
     loss: Tensor
     """(K + 1,) or (K + 1, targets); never rises."""
-    rows: int
-    """The number of equations, which criteria need."""
+    rows: float
+    """The number of equations, which criteria need; the sum of the weights, if there are any."""
 
     def choose(self, criterion: "Criterion") -> Tensor:
         """Return the number of columns with the lowest criterion, () or (targets,)."""
@@ -57,11 +57,11 @@ class SplicePath(NamedTuple):
         return Splice(self.coef[each, :, targets].mT, self.support[each, :, targets].mT, self.loss[each, targets])
 
 
-Criterion = Callable[[Tensor, Tensor, int, int], Tensor]
+Criterion = Callable[[Tensor, Tensor, float, int], Tensor]
 """(loss, number of columns, equations, columns in all) → what to minimise."""
 
 
-def aicc(loss: Tensor, k: Tensor, rows: int, columns: int) -> Tensor:
+def aicc(loss: Tensor, k: Tensor, rows: float, columns: int) -> Tensor:
     """Return Akaike's criterion, corrected for few equations: `m·log(loss/m) + 2k + 2k(k + 1)/(m − k − 1)`."""
     left = (rows - k - 1).clamp(min=0)
     return (
@@ -69,19 +69,19 @@ def aicc(loss: Tensor, k: Tensor, rows: int, columns: int) -> Tensor:
     )
 
 
-def bic(loss: Tensor, k: Tensor, rows: int, columns: int) -> Tensor:
+def bic(loss: Tensor, k: Tensor, rows: float, columns: int) -> Tensor:
     """Return the Bayesian criterion: `m·log(loss/m) + k·log m`."""
     return rows * (loss / rows).clamp(min=1e-300).log() + k * math.log(rows)
 
 
-def ebic(loss: Tensor, k: Tensor, rows: int, columns: int) -> Tensor:
+def ebic(loss: Tensor, k: Tensor, rows: float, columns: int) -> Tensor:
     """Return the extended Bayesian criterion, `bic + 2·log C(p, k)`: for many more columns than are chosen."""
     p = torch.tensor(float(columns), dtype=torch.float64)
     choices = torch.lgamma(p + 1) - torch.lgamma(k + 1) - torch.lgamma(p - k + 1)
     return bic(loss, k, rows, columns) + 2 * choices
 
 
-def gcv(loss: Tensor, k: Tensor, rows: int, columns: int) -> Tensor:
+def gcv(loss: Tensor, k: Tensor, rows: float, columns: int) -> Tensor:
     """Return generalised cross-validation: `m·loss/(m − k)²`."""
     left = (rows - k).clamp(min=0)
     return torch.where(left > 0, rows * loss / left.square(), torch.inf)
@@ -171,7 +171,7 @@ def splice_path(
     paths = [_path(partial(reduced.problem, t), k, exchange) for t in range(reduced.b.shape[1])]
     found = [reduced.restore([fits[size] for fits in paths]) for size in range(k + 1)]
     coef, support, loss = (torch.stack(values) for values in zip(*found, strict=True))
-    return SplicePath(coef, support, loss, a.shape[0])
+    return SplicePath(coef, support, loss, len(a) if weights is None else float(weights.sum()))
 
 
 def _path(problem: Callable[[int], Problem], k: int, exchange: int) -> list[Fit]:
