@@ -18,6 +18,7 @@ ENUMERATED = 30_000_000  # supports that `exact=True` will look at; minutes
 QUICK = 20_000  # supports that are enumerated rather than searched
 BACKWARD = 300  # columns up to which backward elimination is a start
 RELAXED = 500  # columns that take part in the relaxation, those with the highest correlation
+ROUNDING = 1e-24  # of ‖b‖²: smaller losses are 0, and do not differ
 STEPS, HOT, COLD, RIDGE = 25, 0.3, 0.003, 0.003  # of the relaxation; temperatures are in units of ‖b‖
 
 
@@ -46,7 +47,8 @@ class SplicePath(NamedTuple):
     def choose(self, criterion: "Criterion") -> Tensor:
         """Return the number of columns with the lowest criterion, () or (targets,)."""
         k = torch.arange(len(self.loss), dtype=torch.float64).view(-1, *[1] * (self.loss.ndim - 1))
-        return criterion(self.loss, k, self.rows, self.coef.shape[1]).argmin(0)
+        loss = self.loss.maximum(ROUNDING * self.loss[0])
+        return criterion(loss, k, self.rows, self.coef.shape[1]).argmin(0)
 
     def at(self, k: Tensor | int) -> Splice:
         """Return the subset of k columns, an int, or (targets,) of them."""

@@ -28,8 +28,7 @@ def svd_update(signals: Tensor, dictionary: Tensor, code: SparseCode) -> tuple[T
     """
 
     def rank_one(left: Tensor, weights: Tensor) -> Tensor:
-        values, vectors = torch.linalg.eigh(left.mT @ left)
-        best = vectors[:, -1]
+        best: Tensor = torch.linalg.eigh(left.mT @ left).eigenvectors[:, -1]
         return best if float(weights @ (left @ best)) >= 0 else -best
 
     return _each_atom(signals, dictionary, code, rank_one)
