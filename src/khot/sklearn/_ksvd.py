@@ -22,7 +22,7 @@ RARE = 4  # an atom that fewer signals use is replaced
 class KSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Learn a dictionary in which every signal is a combination of exactly k atoms.
 
-    `min ‖X − C·D‖²` such that each row of C has at most k entries and each row of D has norm 1. Coding and the update of
+    `min ‖X − C·D‖²` such that each row of C has at most k entries and each row of D has norm 1. Coding and update of
     atoms take turns. Atoms that hardly any signal uses, or that are another one twice, are replaced by the signals
     that are represented worst.
 

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor
 
 from .. import _check
 from ..coding import Criterion, ebic, splice, splice_path
@@ -20,7 +21,7 @@ class KHotRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
     Args:
         k: the number of features, or "auto": the number with the lowest `criterion` along the path 0, 1, …, max_k.
-        max_k: where the path ends; None for the least of the features, half the rows, and 30.
+        max_k: where the path ends; None for all features, or half the rank of X if that is lower, but at most 30.
         criterion: (loss, k, rows, features) → what to minimise: `khot.coding.ebic`, `bic`, `aicc`, `gcv`, or yours.
         ridge: penalty of the squared coefficients.
         fit_intercept: add a constant, which is not counted.
@@ -73,14 +74,20 @@ class KHotRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self.path_ = None
         if isinstance(self.k, str):
             _check.one_of("k", self.k, ("auto",))
-            most = self.max_k if self.max_k is not None else min(X.shape[1], max(int(weight.sum() // 2), 1), MOST)
-            self.path_ = splice_path(a, b, most, **how)
+            self.path_ = splice_path(a, b, self._most(a, how["weights"]), **how)
             found = self.path_.at(self.path_.choose(self.criterion))
         else:
             found = splice(a, b, self.k, exact=self.exact, **how)
         self.coef_, self.support_ = found.coef.numpy().T, found.support.numpy().T
         self.intercept_ = y_mean - self.coef_ @ x_mean
         return self
+
+    def _most(self, a: Tensor, weights: Tensor) -> int:
+        """Return where the path ends: before the features that are left could explain anything at all."""
+        if self.max_k is not None:
+            return self.max_k
+        rank, n = int(torch.linalg.matrix_rank(weights.sqrt().unsqueeze(-1) * a)), a.shape[1]
+        return min(n if rank == n else max(rank // 2, 1), MOST)
 
     def predict(self, X: Any) -> np.ndarray:
         """Return X·coef + intercept, (rows) or (rows, targets)."""
