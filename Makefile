@@ -36,6 +36,7 @@ docs: $(call stamp,docs)
 figures: $(call stamp,docs)
 	$(BIN)/python docs/make_figures.py
 	$(BIN)/python docs/make_architecture.py
+	$(BIN)/python docs/make_melt.py
 
 # The C entry points under the address and undefined-behaviour sanitizers, with 100,000 random cases.
 SANITIZE := $(CXX) -O1 -g -std=c++17 -fopenmp -fno-math-errno -ffp-contract=off -fsanitize=address,undefined -fno-sanitize-recover=all -I$(NATIVE)

@@ -8,15 +8,6 @@ import khot
 from khot.cli._app import app
 
 
-def test_tour_prints_a_table_and_saves_a_picture(tmp_path):
-    picture = tmp_path / "deep" / "tour.png"
-    result = CliRunner().invoke(app, ["tour", "--out", str(picture)])
-    assert result.exit_code == 0
-    assert "σ_2(x) by temperature" in result.output
-    assert "sum = 2.000000" in result.output
-    assert picture.read_bytes().startswith(b"\x89PNG")
-
-
 def test_info_says_which_kernels_run_and_why():
     result = CliRunner().invoke(app, ["info"])
     assert result.exit_code == 0

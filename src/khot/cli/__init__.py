@@ -5,6 +5,11 @@ import sys
 
 def main() -> None:
     """Run the command `khot`."""
+    if sys.argv[1:] in (["tour"], ["tour", "--no-open"]):  # needs no extra
+        from ._tour import show_explorer
+
+        show_explorer(is_opened=len(sys.argv) == 2)
+        return
     try:
         from ._app import app
     except ModuleNotFoundError as missing:

@@ -18,7 +18,7 @@ MOST_SUBSETS = 100_000  # to enumerate, where there is no other way to an exact 
 
 
 class Design(Parameters):
-    """A law of k-hot vectors: exactly k of n items, each with its own probability. Abstract.
+    """Describe a law of k-hot vectors: exactly k of n items, each with its own probability. Abstract.
 
     A design says how to draw (`_draw`) and, if it can, how likely a subset is (`_log_prob`).
 
@@ -29,6 +29,11 @@ class Design(Parameters):
         logits: scores instead of `probs`, with `k`: then `probs = sigmoid_topk(logits, k)`. −inf is never drawn, +inf
             always.
         validate_args: whether to check what the tensors hold.
+
+    Examples:
+        >>> design = khot.designs.Pivotal(torch.tensor([0.2, 0.5, 0.5, 0.8]))
+        >>> isinstance(design, khot.designs.Design), design.k, design.variance
+        (True, tensor(2., dtype=torch.float64), tensor([0.1600, 0.2500, 0.2500, 0.1600]))
     """
 
     # `parameter` is the tensor given, `probs` the probabilities asked for, `mean` those of the law, the same unless it
@@ -38,20 +43,15 @@ class Design(Parameters):
     has_rsample = False
     has_enumerate_support = True
     takes_fractions: ClassVar[bool] = False
+    has_pairs: ClassVar[bool] = False  # whether `_draw` takes `is_paired=True`, for antithetic samples
 
     def _draw(self, draws: int, seed: Tensor) -> Tensor:
         """Draw `draws` samples of every row: (draws, rows, n), or a view of it."""
         raise NotImplementedError
 
-    def _draw_rows(self, op: Callable[..., Any], p: Tensor, seed: Tensor, *arguments: Any) -> Tensor:
+    def _draw_rows(self, op: Callable[..., Tensor], p: Tensor, seed: Tensor, *arguments: Any) -> Tensor:
         """Call a sampler of rows, (rows, n) and sizes (rows), with probabilities (*batch, n) or their scores."""
-        sample: Tensor = op(p.detach().reshape(-1, p.shape[-1]), self._sizes.reshape(-1), seed, *arguments)
-        return sample
-
-    def _draw_pairs(self, draws: int, seed: Tensor) -> Tensor:
-        """Draw as `_draw`, in opposite pairs."""
-        name = type(self).__name__
-        raise NotImplementedError(f"`{name}` has no antithetic samples; `Pivotal` and `Systematic` have.")
+        return op(p.detach().reshape(-1, p.shape[-1]), self._sizes.reshape(-1), seed, *arguments)
 
     def _log_prob(self, value: Tensor) -> Tensor:
         """Return the log-probability of k-hot values that broadcast with (*batch, n), in float64."""
@@ -71,7 +71,7 @@ class Design(Parameters):
         """The probabilities for a sampler that corrects rounding, but not a wrong size; (*batch, n), no gradient."""
         if not self._is_probs:
             return self._asked.detach()
-        given = self._given.detach().to(_shape.compute_dtype(self._given.dtype))
+        given = self.parameter.detach().to(_shape.compute_dtype(self.parameter.dtype))
         is_off = ((given.sum(-1, dtype=torch.float64) - self._sizes).abs() > SUM_TOLERANCE).any()
         if can_read():
             return self._pi.detach() if is_off else given
@@ -103,15 +103,18 @@ class Design(Parameters):
         each by itself has the same law, and the mean of both varies less. Under `torch.vmap`, `randomness="different"`
         gives each entry a draw of its own, and `"same"` gives all of them the same one.
         """
-        shape, draws = torch.Size(sample_shape) + self._given.shape, torch.Size(sample_shape).numel()
+        shape, draws = torch.Size(sample_shape) + self.parameter.shape, torch.Size(sample_shape).numel()
         if shape.numel() == 0:
-            return self._given.new_zeros(shape)
-        seed = noise.seed(generator, self._given.device)
+            return self.parameter.new_zeros(shape)
+        seed = noise.seed(generator, self.parameter.device)
         if antithetic and draws % 2:
             raise ValueError(f"With `antithetic`, the number of samples must be even; got {draws}.")
+        if antithetic and not self.has_pairs:
+            name = type(self).__name__
+            raise NotImplementedError(f"`{name}` has no antithetic samples; `Pivotal` and `Systematic` have.")
         with torch.no_grad():  # not as a decorator, which torch.compile cannot trace
-            drawn = self._draw_pairs(draws, seed) if antithetic else self._draw(draws, seed)
-            return drawn.to(self._given.dtype).view(shape)
+            drawn = self._draw(draws, seed, **({"is_paired": True} if antithetic else {}))
+            return drawn.to(self.parameter.dtype).view(shape)
 
     def sample_indices(self, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
         """Draw as `sample`, and return rising indices, (*sample_shape, *batch, k), with −1 where a row has fewer."""
@@ -124,20 +127,19 @@ class Design(Parameters):
     def joint_probs(self) -> Tensor:
         """Return the joint inclusion probabilities P(i and j), (*batch, n, n), with P(i) on the diagonal."""
         x, log_p = self._enumerated()
-        return torch.einsum("s...,s...i,s...j->...ij", log_p.exp(), x, x).to(self._given.dtype)
+        return torch.einsum("s...,s...i,s...j->...ij", log_p.exp(), x, x).to(self.parameter.dtype)
 
     @property
     def covariance_matrix(self) -> Tensor:
         """Cov(x), (*batch, n, n); its rows sum to 0 where the size is an integer."""
         joint = self.joint_probs()
-        mean = joint.diagonal(dim1=-2, dim2=-1)  # what has a gradient has it in both
-        return joint - mean[..., :, None] * mean[..., None, :]
+        return joint - outer(joint.diagonal(dim1=-2, dim2=-1))  # what has a gradient has it in both
 
     def variance_of_sum(self, weights: Tensor) -> Tensor:
         """Return Var(Σ c_i x_i) over samples, (*batch), for `weights` c that broadcast to (*batch, n)."""
         c = weights.to(torch.float64)
         covariance = self.covariance_matrix.to(torch.float64)
-        return (c * (covariance @ c[..., None])[..., 0]).sum(-1).to(self._given.dtype)
+        return (c * (covariance @ c[..., None])[..., 0]).sum(-1).to(self.parameter.dtype)
 
     @property
     def mode(self) -> Tensor:
@@ -149,21 +151,25 @@ class Design(Parameters):
         """Return log P(x = value), for k-hot values (…, n) that broadcast with the batch; differentiable."""
         if self._validate_args:
             self._validate_sample(value)
-        return self._log_prob(value.to(torch.float64)).to(self._given.dtype)
+        return self._log_prob(value.to(torch.float64)).to(self.parameter.dtype)
 
     def entropy(self) -> Tensor:
         """Return −Σ p log p in nats, (*batch)."""
         _, log_p = self._enumerated()
         log_p = log_p.masked_fill(~(log_p > -torch.inf), 0.0)  # 0 · log 0 = 0
-        return (-log_p.exp() * log_p).sum(0).to(self._given.dtype)
+        return (-log_p.exp() * log_p).sum(0).to(self.parameter.dtype)
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """List all k-hot vectors in lexical order, (subsets, *batch, n); batch dims are 1 with `expand=False`."""
-        k, n = self._one_size(), self._event_shape[0]
+        n, sizes = self._event_shape[0], self._sizes.unique() if isinstance(self.k, Tensor) else [float(self.k)]
+        if len(sizes) != 1:
+            got = extremes(self._sizes) if len(sizes) else "no row"
+            raise NotImplementedError(f"All rows must have the same k to enumerate subsets; got {got}.")
+        k = float(sizes[0])
         if (number := subsets.number_of_subsets(n, k)) > MOST_SUBSETS:
             got = f"{n} items have {number} of that size"
             raise NotImplementedError(f"At most {MOST_SUBSETS} subsets are enumerated; {got}.")
-        x = subsets.all_subsets(n, k, self._given.device).to(self._given.dtype)
+        x = subsets.all_subsets(n, k, self.parameter.device).to(self.parameter.dtype)
         x = x.view(-1, *(1,) * len(self._batch_shape), n)
         return x.expand(-1, *self._batch_shape, -1) if expand else x
 
@@ -172,15 +178,10 @@ class Design(Parameters):
         x = self.enumerate_support().to(torch.float64)
         return x, self._log_prob(x)
 
-    def _one_size(self) -> float:
-        """Return k, which must be the same for all rows."""
-        if not isinstance(self.k, Tensor):
-            return float(self.k)
-        sizes = self._sizes.unique()
-        if len(sizes) != 1:
-            got = extremes(sizes) if len(sizes) else "no row"
-            raise NotImplementedError(f"All rows must have the same k to enumerate subsets; got {got}.")
-        return float(sizes[0])
+
+def outer(p: Tensor) -> Tensor:
+    """Return p_i p_j, (…, n, n)."""
+    return p[..., :, None] * p[..., None, :]
 
 
 def is_out(p: Tensor, value: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
-"""Designs of the greatest entropy, or close to it: conditional Poisson sampling, Sampford's design and Brewer's.
+"""Designs of maximum entropy, or close to it: conditional Poisson sampling, Sampford's design and Brewer's.
 
 The law p(x) ∝ exp(θ·x) of k-subsets has derivatives in linear time: ∇ log e_k = π, ∇π = Cov, ∇_π θ = Cov⁺.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.nn.functional import logsigmoid
 from .. import ops
 from .._math import high_entropy, natural, subsets
 from ..relaxations import hard_topk
-from ._design import Design, is_out
+from ._design import Design, is_out, outer
 from ._parameters import logit
 
 MOST_DRAWN = 12  # the largest k for which `Brewer` has probabilities of subsets: they take 2^k steps
@@ -67,10 +68,7 @@ class _Marginals(_OfTheta):
         return subsets.covariance_product(_counts(*ctx.saved_tensors), tangent)
 
 
-def _counts(theta: Tensor, k: Tensor) -> subsets.Counts:
-    return natural.counts(theta, k, ops.sigmoid_margins)
-
-
+_counts = partial(natural.counts, margins=ops.sigmoid_margins)
 log_normaliser: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] = _LogNormaliser.apply
 marginals: Callable[[Tensor, Tensor], Tensor] = _Marginals.apply
 
@@ -88,8 +86,7 @@ class _Solved(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
-        result: Tensor = _CovarianceSolve.apply(*ctx.saved_tensors, g)
-        return result, None, None
+        return _CovarianceSolve.apply(*ctx.saved_tensors, g), None, None
 
 
 class _CovarianceSolve(torch.autograd.Function):
@@ -117,10 +114,11 @@ class _CovarianceSolve(torch.autograd.Function):
 
 
 class ConditionalPoisson(Design):
-    """The law of k-hot vectors of greatest entropy: independent draws, given that they are k in number.
+    """Draw k-hot vectors by the law of maximum entropy: independent draws, given that they are k in number.
 
     `p(x) ∝ exp(θ·x)`. Linear in n: the normaliser, the inclusion probabilities and their derivatives take some 30
-    evaluations of the characteristic function of the count, at any n and k.
+    evaluations of the characteristic function of the count, at any n and k. Reference: Chen, Dempster and Liu,
+    "Weighted finite population sampling to maximize entropy" (1994); Hájek (1964).
 
     Args:
         probs: the inclusion probabilities wanted, (…, n), that sum to k; θ is then solved for. Items at 0 are never
@@ -137,20 +135,18 @@ class ConditionalPoisson(Design):
         tensor([-0.5000, -0.5000, -0.5000, -0.5000])
         >>> design.log_prob(torch.tensor([1.0, 1.0, 0.0, 0.0])).exp()
         tensor(0.5859)
-
-    Reference: Chen, Dempster and Liu, "Weighted finite population sampling to maximize entropy" (1994); Hájek (1964).
     """
 
     @property
     def logits(self) -> Tensor:
         """θ, up to a constant; (*batch, n)."""
-        return self._theta.to(self._given.dtype) if self._is_probs else self._given
+        return self._theta.to(self.parameter.dtype) if self._is_probs else self.parameter
 
     @property
     def _theta(self) -> Tensor:
         """θ in float64, differentiable in the parameter; solved for once if that is `probs`."""
         if not self._is_probs:
-            return self._given.to(torch.float64)
+            return self.parameter.to(torch.float64)
         pi, k = self._pi, self._sizes
         solved = self._once("theta", lambda: ops.natural_parameters(pi, k))
         return _Solved.apply(pi, k, solved) if torch.is_grad_enabled() else solved
@@ -160,23 +156,23 @@ class ConditionalPoisson(Design):
 
     def joint_probs(self) -> Tensor:
         """Return the joint inclusion probabilities, (*batch, n, n), in O(n²)."""
-        return subsets.joint(_counts(self._theta, self._sizes)).to(self._given.dtype)
+        return subsets.joint(_counts(self._theta, self._sizes)).to(self.parameter.dtype)
 
     def variance_of_sum(self, weights: Tensor) -> Tensor:
         """Return Var(Σ c_i x_i), (*batch), in O(n)."""
         c = weights.to(torch.float64)
-        c = c.expand(torch.broadcast_shapes(c.shape, self._given.shape))
-        return (c * subsets.covariance_product(_counts(self._theta, self._sizes), c)).sum(-1).to(self._given.dtype)
+        c = c.expand(torch.broadcast_shapes(c.shape, self.parameter.shape))
+        return (c * subsets.covariance_product(_counts(self._theta, self._sizes), c)).sum(-1).to(self.parameter.dtype)
 
     @property
     def mode(self) -> Tensor:
-        """The likeliest subset, the k greatest θ; (*batch, n), ties by lowest index."""
-        return hard_topk(self._theta.detach(), self._sizes).to(self._given.dtype)
+        """The likeliest subset, the k largest θ; (*batch, n), ties by lowest index."""
+        return hard_topk(self._theta.detach(), self._sizes).to(self.parameter.dtype)
 
     def entropy(self) -> Tensor:
-        """Return log e_k − θ·π, the greatest there is with these inclusion probabilities; (*batch)."""
+        """Return log e_k − θ·π, the largest there is with these inclusion probabilities; (*batch)."""
         theta = self._theta
-        return -self._mean_log_prob(theta, marginals(theta, self._sizes)).to(self._given.dtype)
+        return -self._mean_log_prob(theta, marginals(theta, self._sizes)).to(self.parameter.dtype)
 
     def _mean_log_prob(self, theta: Tensor, x: Tensor) -> Tensor:
         """Return log p of a subset; or its mean, for a law of subsets with the mean x.
@@ -187,8 +183,8 @@ class ConditionalPoisson(Design):
         size, z, log_size = log_normaliser(theta, self._sizes)
         smooth = (torch.where(theta.isfinite(), theta, 0.0) * x).sum(-1) - size
         with torch.no_grad():
-            value = torch.where(x > 0, x * logsigmoid(z), 0.0) + torch.where(x < 1, (1 - x) * logsigmoid(-z), 0.0)
-            value = value.sum(-1) - log_size
+            each = torch.where(x > 0, x * logsigmoid(z), 0.0) + torch.where(x < 1, (1 - x) * logsigmoid(-z), 0.0)
+            value = each.sum(-1) - log_size
             rest = value - torch.where(smooth.isfinite(), smooth, 0.0)
         return torch.where(value.isfinite(), smooth + rest, value)
 
@@ -206,41 +202,33 @@ def _kl(p: ConditionalPoisson, q: ConditionalPoisson) -> Tensor:
     theta = p._theta
     mean = marginals(theta, p._sizes)
     value = p._mean_log_prob(theta, mean) - q._mean_log_prob(q._theta, mean)
-    return torch.where(p._sizes == q._sizes, value, torch.inf).to(p._given.dtype)
+    return torch.where(p._sizes == q._sizes, value, torch.inf).to(p.parameter.dtype)
 
 
 class Sampford(Design):
-    """k-hot samples with exactly the inclusion probabilities asked for, within 0.003 nats of the greatest entropy.
+    """Draw k-hot samples with exactly the inclusion probabilities asked for, within 0.003 nats of the maximum entropy.
 
     `p(x) ∝ Π_{x_i = 1} π_i/(1 − π_i) · Σ x_i (1 − π_i)`. Samples of `Pareto` are drawn, and nearly all accepted.
+    Reference: Sampford, "On sampling without replacement with unequal probabilities of selection" (1967).
 
     Args:
         probs, k, logits, validate_args: as for `Design`.
 
     Examples:
         >>> design = Sampford(torch.tensor([0.2, 0.5, 0.5, 0.8]))
-        >>> design.log_prob(torch.tensor([0.0, 1.0, 0.0, 1.0])).exp()
-        tensor(0.3394)
-        >>> design.joint_probs()[1, 3]
-        tensor(0.3394)
-
-    Reference: Sampford, "On sampling without replacement with unequal probabilities of selection" (1967).
+        >>> design.log_prob(torch.tensor([0.0, 1.0, 0.0, 1.0])).exp(), design.joint_probs()[1, 3]
+        (tensor(0.3394), tensor(0.3394))
     """
 
     def joint_probs(self) -> Tensor:
         """Return the joint inclusion probabilities, (*batch, n, n), in O(n²)."""
-        p, size = self._pi, self._sizes
-        theta = logit(p)
-        joint = subsets.joint(subsets.counts(theta, size), 1 - p) / _sampford_norm(p, theta, size)[..., None, None]
-        is_certain = (p == 1).sum(-1) == size  # nothing is left to chance
-        return torch.where(is_certain[..., None, None], p[..., :, None] * p[..., None, :], joint).to(self._given.dtype)
+        p, theta, norm, is_certain = self._solved()
+        joint = subsets.joint(subsets.counts(theta, self._sizes), 1 - p) / norm[..., None, None]
+        return torch.where(is_certain[..., None, None], outer(p), joint).to(self.parameter.dtype)
 
     def _log_prob(self, value: Tensor) -> Tensor:
-        p, size = self._pi, self._sizes
-        theta = logit(p)
-        is_certain = (p == 1).sum(-1) == size
-        norm = torch.where(is_certain, 1.0, _sampford_norm(p, theta, size))
-        log_total = log_normaliser(theta, size)[0] + norm.log()
+        p, theta, norm, is_certain = self._solved()
+        log_total = log_normaliser(theta, self._sizes)[0] + torch.where(is_certain, 1.0, norm).log()
         log = (value * torch.where(theta.isfinite(), theta, 0.0)).sum(-1)
         log = log + subsets.safe_log((value * (1 - p)).sum(-1)) - log_total
         return torch.where(is_out(p, value), -torch.inf, torch.where(is_certain, 0.0, log))
@@ -248,17 +236,18 @@ class Sampford(Design):
     def _draw(self, draws: int, seed: Tensor) -> Tensor:
         return self._draw_rows(ops.sampford, self._pi, seed, draws)
 
-
-def _sampford_norm(p: Tensor, theta: Tensor, size: Tensor) -> Tensor:
-    """Return E[Σ x (1 − π)] under the law ∝ Π w."""
-    return (marginals(theta, size) * (1 - p)).sum(-1)
+    def _solved(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return π, θ = logit π, E[Σ x (1 − π)] under the law ∝ exp(θ·x), and whether nothing is left to chance."""
+        theta = logit(p := self._pi)
+        return p, theta, (marginals(theta, self._sizes) * (1 - p)).sum(-1), (p == 1).sum(-1) == self._sizes
 
 
 class Brewer(Design):
-    """k-hot samples with exactly the inclusion probabilities asked for, drawn one item after another.
+    """Draw k-hot samples with exactly the inclusion probabilities asked for, drawn one item after another.
 
     The next item has odds `π(R − π)/(R − mπ)`, with R the probability and m the number that are left. Close to the
-    greatest entropy, without solving for anything; sequential, O(nk).
+    maximum entropy, without solving for anything; sequential, O(nk). Reference: Brewer, "A simple procedure for
+    sampling πpswor" (1975).
 
     Args:
         probs, k, logits, validate_args: as for `Design`.
@@ -266,16 +255,13 @@ class Brewer(Design):
     Examples:
         >>> Brewer(torch.tensor([0.2, 0.5, 0.5, 0.8])).log_prob(torch.tensor([0.0, 1.0, 0.0, 1.0])).exp()
         tensor(0.3394)
-
-    Reference: Brewer, "A simple procedure for sampling πpswor" (1975).
     """
 
     def _draw(self, draws: int, seed: Tensor) -> Tensor:
         return self._draw_rows(ops.brewer, self._pi, seed, draws)
 
     def _log_prob(self, value: Tensor) -> Tensor:
-        p = self._pi
-        left = (value * (p < 1)).sum(-1)
+        left = (value * ((p := self._pi) < 1)).sum(-1)
         if not (left <= MOST_DRAWN).all():
             got = f"got k = {left.max().item():g}. `ConditionalPoisson` and `Sampford` have them for any k."
             raise NotImplementedError(f"`Brewer` has probabilities of subsets up to k = {MOST_DRAWN}; {got}")

@@ -1,4 +1,4 @@
-"""Designs that add noise to scores and take the k greatest."""
+"""Designs that add noise to scores and take the k largest."""
 
 from functools import partial
 from typing import ClassVar
@@ -14,7 +14,7 @@ from ._parameters import logit
 
 
 class OrderDesign(Design):
-    """The k greatest of `_theta + noise`; abstract."""
+    """Draw the k largest of `_theta + noise`; abstract."""
 
     noise: ClassVar[order_sampling.Noise]
 
@@ -26,8 +26,8 @@ class OrderDesign(Design):
     @property
     def mean(self) -> Tensor:
         """The inclusion probabilities of this law, which are not `probs`; (*batch, n), without a gradient."""
-        mean = self._once("mean", lambda: order_sampling.inclusion(self.noise, self._theta.detach(), self._sizes))
-        return mean.to(self._given.dtype)
+        solve = partial(order_sampling.inclusion, self.noise, self._theta.detach(), self._sizes)
+        return self._once("mean", solve).to(self.parameter.dtype)
 
     def _draw(self, draws: int, seed: Tensor) -> Tensor:
         draw = partial(order_sampling.draw, self.noise)
@@ -38,31 +38,29 @@ class OrderDesign(Design):
 
 
 class Pareto(OrderDesign):
-    """k-hot samples with *approximately* the inclusion probabilities asked for, from logistic noise and a top-k.
+    """Draw k-hot samples with *approximately* the inclusion probabilities asked for, from logistic noise and a top-k.
 
-    The k greatest `logit π + noise`. As cheap as Gumbel top-k, and far closer: with more items the error falls as
-    1/(Σπ(1 − π))², from 0.013 with six to some 4e-6 with a thousand. `mean` is what is sampled, `probs` what was
-    asked for.
+    The k largest `logit π + noise`. As cheap as Gumbel top-k, and far closer: with more items the error falls as
+    1/(Σπ(1 − π))², from 0.013 with six to some 4e-6 with a thousand. `mean` is what is sampled, `probs` what was asked
+    for. Reference: Rosén, "On sampling with probability proportional to size" (1997).
 
     Args:
         probs, k, logits, validate_args: as for `Design`.
 
     Examples:
-        >>> design = Pareto(torch.tensor([0.2, 0.5, 0.5, 0.8]))
-        >>> design.mean
+        >>> Pareto(torch.tensor([0.2, 0.5, 0.5, 0.8])).mean
         tensor([0.1882, 0.5000, 0.5000, 0.8118])
-
-    Reference: Rosén, "On sampling with probability proportional to size" (1997).
     """
 
     noise = order_sampling.LOGISTIC
 
 
 class PlackettLuce(OrderDesign):
-    """The law of Gumbel top-k, and of `torch.multinomial` without replacement: one item after another ∝ e^θ.
+    """Draw as Gumbel top-k and `torch.multinomial` without replacement do: one item after another ∝ e^θ.
 
     Its inclusion probabilities are not those asked for: with `probs`, the weights are proportional to them, and `mean`
-    differs by up to 0.28. It is here to be compared with, and for rankings, which it is the law of.
+    differs by up to 0.28. It is here to be compared with, and for rankings, which it is the law of. Reference: Plackett
+    (1975); Kool, van Hoof and Welling, "Stochastic beams and where to find them" (2019).
 
     Args:
         probs: weights, (…, n), that sum to k: θ = log probs. *Not* the inclusion probabilities: those are `mean`.
@@ -75,8 +73,6 @@ class PlackettLuce(OrderDesign):
         tensor([0.2333, 0.5278, 0.5278, 0.7111])
         >>> design.log_prob(torch.tensor([0.0, 1.0, 0.0, 1.0])).exp()
         tensor(0.3000)
-
-    Reference: Plackett (1975); Kool, van Hoof and Welling, "Stochastic beams and where to find them" (2019).
     """
 
     noise = order_sampling.GUMBEL
@@ -85,21 +81,21 @@ class PlackettLuce(OrderDesign):
     def probs(self) -> Tensor:
         """The weights, scaled to sum to k; (*batch, n)."""
         if self._is_probs:
-            return self._given
-        return (self._sizes[..., None] * self._theta.softmax(-1)).to(self._given.dtype)
+            return self.parameter
+        return (self._sizes[..., None] * self._theta.softmax(-1)).to(self.parameter.dtype)
 
     @property
     def logits(self) -> Tensor:
         """θ, (*batch, n)."""
-        return self._given.log() if self._is_probs else self._given
+        return self.parameter.log() if self._is_probs else self.parameter
 
     @property
     def mode(self) -> Tensor:
-        """The likeliest subset, the k greatest θ; (*batch, n), ties by lowest index."""
-        return hard_topk(self._theta.detach(), self._sizes).to(self._given.dtype)
+        """The likeliest subset, the k largest θ; (*batch, n), ties by lowest index."""
+        return hard_topk(self._theta.detach(), self._sizes).to(self.parameter.dtype)
 
     @property
     def _theta(self) -> Tensor:
         """θ in float64; −inf, without a gradient, for weights of 0."""
-        given = self._given.to(torch.float64)
+        given = self.parameter.to(torch.float64)
         return subsets.safe_log(given) if self._is_probs else given

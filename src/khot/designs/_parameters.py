@@ -12,7 +12,7 @@ from .. import _check, ops
 from .._torch import forward_level
 from ..relaxations import sigmoid_topk
 
-PER_ROW, PER_ITEM = ("k", "temperature"), ("_given", "_permutation")  # what `expand` expands, where it is a tensor
+PER_ROW, PER_ITEM = ("k", "temperature"), ("parameter", "_permutation")  # what `expand` expands, where it is a tensor
 
 
 class Parameters(Distribution):
@@ -23,6 +23,8 @@ class Parameters(Distribution):
         "logits": constraints.real_vector,
     }
     takes_fractions: ClassVar[bool] = True  # whether the size may be fractional; samples then have ⌊k⌋ or ⌈k⌉ ones
+    parameter: Tensor
+    """The tensor that it was made from, `probs` or `logits`, over the whole batch; (*batch, n)."""
 
     def __init__(
         self,
@@ -32,19 +34,18 @@ class Parameters(Distribution):
         logits: Tensor | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        given = self._given = _check_parameter(probs, logits, k)
+        given = self.parameter = _check_parameter(probs, logits, k)
         self._is_probs = logits is None
         self._kept: dict[str, tuple[list[int], Tensor]] = {}
         self.k: float | Tensor = given.detach().sum(-1, dtype=torch.float64).round() if k is None else k
         super().__init__(given.shape[:-1], given.shape[-1:], validate_args=False)
-        wanted = Distribution._validate_args if validate_args is None else validate_args
-        self._validate_args = wanted and can_read()
+        self._validate_args = can_read() and (Distribution._validate_args if validate_args is None else validate_args)
         if self._validate_args:
             if self._is_probs:
-                _check_probs(self._given, self._sizes)
+                _check_probs(given, self._sizes)
             self._check_sizes()
             if not self._is_probs:
-                _check_choice(self._given, self._sizes, "logits", "−inf", "+inf")
+                _check_choice(given, self._sizes, "logits", "−inf", "+inf")
 
     def _check_sizes(self) -> None:
         k, n = self._sizes, self._event_shape[0]
@@ -55,24 +56,19 @@ class Parameters(Distribution):
             raise ValueError(f"`k` must be an integer for `{type(self).__name__}`; {got}")
 
     @property
-    def parameter(self) -> Tensor:
-        """The tensor that it was made from, `probs` or `logits`, over the whole batch; (*batch, n)."""
-        return self._given
-
-    @property
     def probs(self) -> Tensor:
         """The inclusion probabilities asked for, (*batch, n)."""
-        return self._given if self._is_probs else self._asked.to(self._given.dtype)
+        return self.parameter if self._is_probs else self._asked.to(self.parameter.dtype)
 
     @property
     def logits(self) -> Tensor:
         """Scores whose `sigmoid_topk` is `probs`, (*batch, n)."""
-        return logit(self._given) if self._is_probs else self._given
+        return logit(self.parameter) if self._is_probs else self.parameter
 
     @property
     def _asked(self) -> Tensor:
         """`probs` in float64, before they are rounded to the parameter's dtype; differentiable in the parameter."""
-        given = self._given.to(torch.float64)
+        given = self.parameter.to(torch.float64)
         if self._is_probs:
             return given.clamp(0, 1)
         return self._probs_of(given) if self._is_moving() else self._once("asked", lambda: self._probs_of(given))
@@ -98,29 +94,29 @@ class Parameters(Distribution):
 
     def _is_moving(self) -> bool:
         """Tell whether logits or k take gradients (fused optimizers change them uncounted), or torch traces."""
-        tensors = () if self._is_probs else (self._given, self.k)
+        tensors = () if self._is_probs else (self.parameter, self.k)
         is_traced = not can_read() or forward_level(forward_ad) >= 0
         return is_traced or any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
 
     def _versions(self, value: Tensor) -> list[int]:
         """Return how often each tensor that a kept value depends on was changed in place."""
-        tensors = (self._given, self.k, value)
+        tensors = (self.parameter, self.k, value)
         return [t._version for t in tensors if isinstance(t, Tensor) and not t.is_inference()]
 
     @property
     def _sizes(self) -> Tensor:
         """The size of every row, (*batch) float64."""
-        k = torch.as_tensor(self.k, dtype=torch.float64, device=self._given.device)
-        return k.detach().expand(self._given.shape[:-1])
+        k = torch.as_tensor(self.k, dtype=torch.float64, device=self.parameter.device)
+        return k.detach().expand(self.parameter.shape[:-1])
 
     def with_parameter(self, value: Tensor) -> Self:
         """Return the same distribution with another value of its `parameter`, of the same shape.
 
         Its values are not checked. With `parameter.detach().requires_grad_()` it is a copy with a leaf of its own.
         """
-        _check.same_shape("value", value, self._given, "parameter")
+        _check.same_shape("value", value, self.parameter, "parameter")
         new = self.expand(self._batch_shape)
-        new._given, new._kept = value, {}
+        new.parameter, new._kept = value, {}
         return new
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Self:
@@ -150,6 +146,12 @@ def logit(p: Tensor) -> Tensor:
     """Return logit p; ±inf with gradient 0 where p is 0 or 1: the derivative there is infinite, and 0 times it NaN."""
     is_open = (p > 0) & (p < 1)
     return torch.where(is_open, torch.logit(torch.where(is_open, p, 0.5)), torch.logit(p.detach()))
+
+
+def extremes(values: Tensor) -> str:
+    """Describe the range of a tensor's values."""
+    least, most = values.min().item(), values.max().item()
+    return f"{least:g}" if least == most else f"values from {least:g} to {most:g}"
 
 
 def _check_parameter(probs: Any, logits: Any, k: Any) -> Tensor:
@@ -209,9 +211,3 @@ def _check_probs(probs: Tensor, k: Tensor) -> None:
             f"`probs` must sum to k, within {tolerance:g}·max(k, 1) for {probs.dtype}; got the sum {worst:.9g} where "
             f"k = {size:g}. Use `logits=` with `k=`, or, for a fractional size, give `k=` too."
         )
-
-
-def extremes(values: Tensor) -> str:
-    """Describe the range of a tensor's values."""
-    least, most = values.min().item(), values.max().item()
-    return f"{least:g}" if least == most else f"values from {least:g} to {most:g}"

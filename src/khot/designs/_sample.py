@@ -55,17 +55,14 @@ def sample_khot(
     Examples:
         >>> x = torch.tensor([2.0, 1.0, 0.0, -1.0], requires_grad=True)
         >>> y = sample_khot(x, 2, generator=torch.Generator().manual_seed(0))
-        >>> y
-        tensor([1., 1., 0., 0.], grad_fn=<ToCopyBackward0>)
-        >>> torch.autograd.grad(y[0], x)
-        (tensor([ 0.1202, -0.0456, -0.0456, -0.0290]),)
+        >>> y.detach(), *torch.autograd.grad(y[0], x)
+        (tensor([1., 1., 0., 0.]), tensor([ 0.1202, -0.0456, -0.0456, -0.0290]))
     """
     _check.scores(x, dim)
     soft = sigmoid_topk(x.to(torch.float64), k, dim=dim, temperature=temperature, mask=mask)
+    _check_feasible(soft, dim)
     rows = _shape.last(soft.detach(), dim)
-    if can_read():
-        _check_feasible(soft, dim)
-    else:  # a bad row is drawn as zeros, and NaN again in the end
+    if not can_read():  # a bad row is drawn as zeros, and NaN again in the end
         rows = rows.nan_to_num(0.0)
     hard = _shape.from_rows(design(rows, k, validate_args=False).sample(generator=generator), dim, torch.float64)
     return straight_through(hard, soft).to(x.dtype)
@@ -107,15 +104,13 @@ def sample_relaxed_khot(
     noisy = noisy + noise.gumbel(x.shape, noisy, generator, ops.uniform)
     soft = sigmoid_topk(noisy, k, dim=dim, temperature=temperature, mask=mask)
     sample = straight_through(hard_topk(noisy, k, dim=dim, mask=mask), soft) if hard else soft
-    if can_read():
-        _check_feasible(sample, dim)
+    _check_feasible(sample, dim)
     return sample.to(x.dtype)
 
 
 def _check_feasible(soft: Tensor, dim: int) -> None:
-    """Raise if a row of a relaxation is NaN, because a sample cannot be."""
-    is_bad = soft.detach().isnan().any(dim)
-    if is_bad.any():
+    """Raise if a row of a relaxation is NaN, because a sample cannot be, and if values can be read."""
+    if can_read() and (is_bad := soft.detach().isnan().any(dim)).any():
         first = f", the first at index {tuple(is_bad.nonzero()[0].tolist())}" if is_bad.ndim else ""
         raise ValueError(
             "`k` must satisfy 0 ≤ k ≤ the number of entries of its row that are neither masked nor −inf, and `x` must "
@@ -124,7 +119,7 @@ def _check_feasible(soft: Tensor, dim: int) -> None:
 
 
 class KHotStraightThrough(Pivotal):
-    """`Pivotal` whose `rsample` is a k-hot sample with the gradient of the inclusion probabilities.
+    """Draw as `Pivotal`, with an `rsample` that has the gradient of the inclusion probabilities.
 
     The k-hot counterpart of torch's `OneHotCategoricalStraightThrough`, with the arguments of `Pivotal`.
 
@@ -143,9 +138,10 @@ class KHotStraightThrough(Pivotal):
 
 
 class RelaxedKHot(Parameters):
-    """Relaxed k-hot samples: `σ_k((θ + Gumbel noise)/T)`, the k-hot counterpart of Gumbel-softmax.
+    """Draw relaxed k-hot samples, `σ_k((θ + Gumbel noise)/T)`: the k-hot counterpart of Gumbel-softmax.
 
-    At T → 0 a sample is k-hot, with the law of `PlackettLuce`.
+    At T → 0 a sample is k-hot, with the law of `PlackettLuce`. Reference: Wijk et al., "Differentiable Top-k: From
+    One-Hot to k-Hot" (2025), Algorithm 2.
 
     Args:
         temperature: T > 0, a number or a tensor that broadcasts to the batch.
@@ -158,8 +154,6 @@ class RelaxedKHot(Parameters):
         >>> design = RelaxedKHot(0.5, logits=torch.tensor([2.0, 1.0, 0.0, -1.0]), k=2)
         >>> design.rsample(generator=torch.Generator().manual_seed(0))
         tensor([1.0000, 0.7486, 0.2046, 0.0467])
-
-    Reference: Wijk et al., "Differentiable Top-k: From One-Hot to k-Hot" (2025), Algorithm 2.
     """
 
     has_rsample = True
@@ -174,7 +168,7 @@ class RelaxedKHot(Parameters):
         validate_args: bool | None = None,
     ) -> None:
         super().__init__(probs, k, logits=logits, validate_args=validate_args)
-        _check.temperature(temperature, self._given, -1)
+        _check.temperature(temperature, self.parameter, -1)
         if self._validate_args and isinstance(temperature, Tensor) and not (temperature > 0).all():
             raise ValueError(f"`temperature` must be > 0; got {extremes(temperature)}.")
         self.temperature = temperature
@@ -221,7 +215,8 @@ class RelaxedKHot(Parameters):
 def horvitz_thompson(values: Tensor, sample: Tensor, probs: Tensor) -> Tensor:
     """Estimate the total of `values` from a sample, without bias under any design.
 
-    `Σ_{i in the sample} y_i/π_i`.
+    `Σ_{i in the sample} y_i/π_i`. Reference: Horvitz and Thompson, "A generalization of sampling without replacement
+    from a finite universe" (1952).
 
     Args:
         values: y, (…, n). What is not in the sample does not matter, and may be NaN.
@@ -237,8 +232,6 @@ def horvitz_thompson(values: Tensor, sample: Tensor, probs: Tensor) -> Tensor:
         >>> samples = design.sample((1000,), generator=torch.Generator().manual_seed(0))
         >>> horvitz_thompson(y, samples, design.mean).mean()
         tensor(9.9970)
-
-    Reference: Horvitz and Thompson, "A generalization of sampling without replacement from a finite universe" (1952).
     """
     _check_broadcast(values=values, sample=sample, probs=probs)
     is_drawn = sample != 0

@@ -15,10 +15,7 @@ Objective = Callable[[Tensor], Tensor]
 
 
 def takes_objective(estimator: Callable[..., Tensor]) -> bool:
-    """Tell whether an estimator is `(design, fn, …)` → a loss, rather than `(design, sample_shape, …)` → samples.
-
-    A parameter named `fn` decides.
-    """
+    """Tell, by a parameter `fn`, whether an estimator is `(design, fn, …)` → a loss, or gives surrogate samples."""
     return "fn" in inspect.signature(estimator).parameters
 
 
@@ -34,7 +31,8 @@ def score_function(
 ) -> Tensor:
     """Estimate ∇E[f(x)] by the score function (REINFORCE): unbiased, for any f, black boxes included.
 
-    `ĝ = (f(x) − b) ∇log p(x)`, averaged over samples.
+    `ĝ = (f(x) − b) ∇log p(x)`, averaged over samples. Reference: Williams (1992); for subsets, Wijk et al., "SFESS"
+    (2024).
 
     Args:
         design: whose samples x, (*batch, n), have a `log_prob`.
@@ -51,14 +49,11 @@ def score_function(
         else `fn` depends on gets its ordinary gradient.
 
     Examples:
-        >>> seed = torch.Generator().manual_seed(0)
-        >>> x = torch.zeros(4, requires_grad=True)
+        >>> seed, x = torch.Generator().manual_seed(0), torch.zeros(4, requires_grad=True)
         >>> design = khot.designs.ConditionalPoisson(logits=x, k=2)
         >>> loss = score_function(design, lambda s: s[..., 0] * s[..., 1], num_samples=1000, generator=seed)
         >>> torch.autograd.grad(loss, x)[0]  # about (1, 1, −1, −1)/12
         tensor([ 0.0785,  0.0785, -0.0785, -0.0785])
-
-    Reference: Williams (1992); for subsets, Wijk et al., "SFESS" (2024).
     """
     x = _draw(design, num_samples, generator, antithetic)
     losses = _evaluate(fn, x)
@@ -75,26 +70,20 @@ def rloo(
 ) -> Tensor:
     """Estimate ∇E[f(x)] by leaving one out: unbiased, for any f, with the other samples as the baseline.
 
-    `ĝ = (1/N) Σ_j (f(x_j) − mean of the other f) ∇log p(x_j)`.
+    `ĝ = (1/N) Σ_j (f(x_j) − mean of the other f) ∇log p(x_j)`. Reference: Kool, van Hoof and Welling, "Buy 4 REINFORCE
+    samples, get a baseline for free!" (2019).
 
     Args:
+        design, fn, generator: as for `score_function`, and so is what it returns.
         num_samples: N ≥ 2.
-        antithetic: draw pairs of opposite samples (`Pivotal`, `Systematic`); the baseline then leaves out the pair, and
-            N ≥ 4.
-        design, fn, generator: as for `score_function`.
-
-    Returns:
-        As `score_function`.
+        antithetic: draw pairs of opposite samples; the baseline then leaves out the pair, and N ≥ 4.
 
     Examples:
-        >>> seed = torch.Generator().manual_seed(0)
-        >>> x = torch.zeros(4, requires_grad=True)
+        >>> seed, x = torch.Generator().manual_seed(0), torch.zeros(4, requires_grad=True)
         >>> design = khot.designs.ConditionalPoisson(logits=x, k=2)
         >>> loss = rloo(design, lambda s: s[..., 0] * s[..., 1], num_samples=1000, generator=seed)
         >>> torch.autograd.grad(loss, x)[0]  # about (1, 1, −1, −1)/12
         tensor([ 0.0784,  0.0781, -0.0761, -0.0805])
-
-    Reference: Kool, van Hoof and Welling, "Buy 4 REINFORCE samples, get a baseline for free!" (2019).
     """
     _check.at_least("num_samples", num_samples, 4 if antithetic else 2)
     x = _draw(design, num_samples, generator, antithetic)
@@ -106,7 +95,8 @@ def rloo(
 def minimum_variance_baseline(design: Design, samples: Tensor, losses: Tensor) -> Tensor:
     """Return the baseline of least variance for each coordinate of the parameter, from samples not used again.
 
-    `b_i = E[s_i² f]/E[s_i²]`, with s = ∇log p.
+    `b_i = E[s_i² f]/E[s_i²]`, with s = ∇log p. Reference: Bengio, Léonard and Courville, "Estimating or propagating
+    gradients through stochastic neurons" (2013).
 
     Args:
         design: of the samples.
@@ -121,8 +111,6 @@ def minimum_variance_baseline(design: Design, samples: Tensor, losses: Tensor) -
         >>> x = design.sample((1000,), generator=torch.Generator().manual_seed(0))
         >>> minimum_variance_baseline(design, x, x[..., 0] + 1)
         tensor([1.5010, 1.5010, 1.5010, 1.5010])
-
-    Reference: Bengio, Léonard and Courville, "Estimating or propagating gradients through stochastic neurons" (2013).
     """
     square = _score_vectors(design, samples).square()
     total = square.sum(0)
@@ -149,7 +137,8 @@ def taylor_control_variate(
 ) -> Tensor:
     """Estimate by the score function what a first-order expansion about π leaves (MuProp for k-hot): unbiased.
 
-    `ĝ = [f(x) − f(π) − ∇f(π)·(x − π) − b] ∇log p(x) + Jᵀ∇f(π)`, J = ∂π/∂θ.
+    `ĝ = [f(x) − f(π) − ∇f(π)·(x − π) − b] ∇log p(x) + Jᵀ∇f(π)`, J = ∂π/∂θ. Reference: Gu, Levine, Sutskever and Mnih,
+    "MuProp" (2016).
 
     Args:
         design: whose `mean` π is differentiable and whose samples have a `log_prob`.
@@ -157,24 +146,18 @@ def taylor_control_variate(
         num_samples: how many samples; one evaluation more is made at π.
         baseline: b, close to the mean of the residual in brackets: a number or a tensor that broadcasts to (*batch);
             None takes the mean over the other samples, and 0 if there is one only.
-        antithetic, generator: as for `score_function`.
-
-    Returns:
-        As `score_function`.
+        antithetic, generator: as for `score_function`, and so is what it returns.
 
     Examples:
-        >>> seed = torch.Generator().manual_seed(0)
-        >>> x = torch.zeros(4, requires_grad=True)
+        >>> seed, x = torch.Generator().manual_seed(0), torch.zeros(4, requires_grad=True)
         >>> design = khot.designs.ConditionalPoisson(logits=x, k=2)
         >>> loss = taylor_control_variate(design, lambda s: s[..., 0] * s[..., 1], num_samples=1000, generator=seed)
         >>> torch.autograd.grad(loss, x)[0]  # about (1, 1, −1, −1)/12
         tensor([ 0.0842,  0.0839, -0.0819, -0.0862])
-
-    Reference: Gu, Levine, Sutskever and Mnih, "MuProp" (2016).
     """
     x = _draw(design, num_samples, generator, antithetic)
-    mean = design.mean
     losses = _evaluate(fn, x)
+    mean = design.mean
     centre, slope = _evaluate_with_gradient(fn, mean)
     residual = (losses - centre - (slope * (x - mean)).sum(-1)).detach()
     weight = residual - _baseline(baseline, residual, antithetic, design)
@@ -193,23 +176,18 @@ def reinmax(
     """Estimate by second-order straight-through (Heun's rule, ReinMax for k-hot): exact on average for quadratic f.
 
     `ĝ = ½ Jᵀ∇f(x) + ½ [∇f(x)·(x − π) − b] ∇log p(x)`. For other f it is biased, at times more than straight-through.
+    Reference: Liu, Dong, Liu, Yu and Gao, "Bridging discrete and backpropagation" (2023), for one-hot.
 
     Args:
-        design, fn, num_samples, baseline, antithetic, generator: as for `taylor_control_variate`; `fn` is evaluated at
-            samples alone, and b is close to the mean of ∇f(x)·(x − π).
-
-    Returns:
-        As `score_function`.
+        design, fn, num_samples, baseline, antithetic, generator: as for `taylor_control_variate`, and so is what it
+            returns; but `fn` is evaluated at samples alone, and b is close to the mean of ∇f(x)·(x − π).
 
     Examples:
-        >>> seed = torch.Generator().manual_seed(0)
-        >>> x = torch.zeros(4, requires_grad=True)
+        >>> seed, x = torch.Generator().manual_seed(0), torch.zeros(4, requires_grad=True)
         >>> design = khot.designs.ConditionalPoisson(logits=x, k=2)
         >>> loss = reinmax(design, lambda s: s[..., 0] * s[..., 1], num_samples=1000, generator=seed)
         >>> torch.autograd.grad(loss, x)[0]  # about (1, 1, −1, −1)/12
         tensor([ 0.0816,  0.0810, -0.0791, -0.0835])
-
-    Reference: Liu, Dong, Liu, Yu and Gao, "Bridging discrete and backpropagation" (2023), for one-hot.
     """
     x = _draw(design, num_samples, generator, antithetic)
     mean = design.mean

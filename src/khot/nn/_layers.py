@@ -14,7 +14,9 @@ from ._precision import KeepsPrecision, shown, wide_dtype
 
 
 class SigmoidTopK(KeepsPrecision):
-    """`khot.sigmoid_topk` as a layer; with `hard=True` its forward is `khot.hard_topk` and its gradient stays σ_k's.
+    """Apply `khot.sigmoid_topk`; with `hard=True`, forward is `khot.hard_topk` and the gradient stays that of σ_k.
+
+    Buffers stay in float32 or wider when the layer is cast to half precision.
 
     Args:
         k: how many to choose; a number, a tensor (kept as a buffer) or a Parameter (learned).
@@ -23,11 +25,8 @@ class SigmoidTopK(KeepsPrecision):
             `layer.temperature.fill_(0.5)`. A Parameter is learned.
         hard: choose exactly k, straight through.
 
-    Buffers stay in float32 or wider when the layer is cast to half precision.
-
     Examples:
-        >>> layer = SigmoidTopK(2, temperature=0.5)
-        >>> layer(torch.tensor([[2.0, 1.0, 0.0]]))
+        >>> SigmoidTopK(2, temperature=0.5)(torch.tensor([[2.0, 1.0, 0.0]]))
         tensor([[0.9573, 0.7519, 0.2909]])
     """
 
@@ -53,11 +52,9 @@ class SigmoidTopK(KeepsPrecision):
         self.dim, self.hard = dim, hard
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Scores (…, n) → k-hot (…, n); `mask` as for `khot.sigmoid_topk`."""
+        """Map scores (…, n) to k-hot (…, n); `mask` as for `khot.sigmoid_topk`."""
         soft = sigmoid_topk(x, self.k, dim=self.dim, temperature=self.temperature, mask=mask)
-        if not self.hard:
-            return soft
-        return straight_through(hard_topk(x, self.k, dim=self.dim, mask=mask), soft)
+        return straight_through(hard_topk(x, self.k, dim=self.dim, mask=mask), soft) if self.hard else soft
 
     def extra_repr(self) -> str:
         return f"k={shown(self.k)}, dim={self.dim}, temperature={shown(self.temperature)}, hard={self.hard}"
@@ -133,13 +130,13 @@ class KHotGate(KeepsPrecision):
 
     def probs(self, x: Tensor) -> Tensor:
         """Return the inclusion probabilities π of training, in the shape of the scores."""
-        return self.relaxation(self.scores_of(x), self._size(x), temperature=self.temperature)
+        return self.relaxation(self.scores_of(x), self.budget.clamp(max=x.shape[-1]), temperature=self.temperature)
 
     def law(self, x: Tensor) -> Design:
         """Return the design that training draws from; estimators that want the objective, such as `rloo`, take it."""
         if self.design is None:
             raise ValueError("`design` is None: this gate is relaxed and has no samples. Give it one, such as Pivotal.")
-        return self.design(self.probs(x).to(torch.float64), self._size(x), validate_args=False)
+        return self.design(self.probs(x).to(torch.float64), self.budget.clamp(max=x.shape[-1]), validate_args=False)
 
     def mask(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """Return m for x (…, n), in its shape: a sample for each row in training, else the k largest scores."""
@@ -156,10 +153,6 @@ class KHotGate(KeepsPrecision):
     def forward(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """Return x (…, n) with all but the chosen features set to zero."""
         return x * self.mask(x, generator=generator)
-
-    def _size(self, x: Tensor) -> Tensor:
-        """Return the size of samples in training: the budget, at most n."""
-        return self.budget.clamp(max=x.shape[-1])
 
     def extra_repr(self) -> str:
         parts = (self.relaxation, self.design, self.estimator)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class KeepsPrecision(nn.Module):
-    """A Module whose own floating buffers stay in float32 or wider when it is cast to half precision.
+    """Keep a Module's own floating buffers in float32 or wider when it is cast to half precision.
 
     Counts, temperatures and running means lose their meaning in half precision: 1001 becomes 1000 in bfloat16, and 1e-8
     becomes 0 in float16. Parameters and submodules are cast as usual, and so are buffers to float32 and float64.

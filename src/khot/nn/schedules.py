@@ -17,12 +17,26 @@ def __dir__() -> list[str]:
 
 
 def geometric(start: float, end: float, fraction: float) -> float:
-    """Return `start · (end/start)^fraction`: steps of equal ratio."""
+    """Return `start · (end/start)^fraction`: steps of equal ratio.
+
+    Args:
+        start, end: the value at first and at last.
+        fraction: of the way, in [0, 1].
+
+    Examples:
+        >>> geometric(10.0, 0.1, 0.5)
+        1.0
+    """
     return float(start * (end / start) ** fraction)
 
 
 def linear(start: float, end: float, fraction: float) -> float:
-    """Return `start + (end − start)·fraction`: steps of equal difference."""
+    """Return `start + (end − start)·fraction`: steps of equal difference; arguments as for `geometric`.
+
+    Examples:
+        >>> linear(10.0, 0.0, 0.5)
+        5.0
+    """
     return start + (end - start) * fraction
 
 
@@ -60,10 +74,9 @@ class Schedule:
         _check.positive("start", start)
         _check.positive("end", end)
         _check.at_least("steps", steps, 0)
-        self._module, self._name = module, name
-        self._start, self._end, self._steps, self._shape = float(start), float(end), int(steps), shape
-        self._done = 0
-        self._write()
+        self._module, self._name, self._shape = module, name, shape
+        self._start, self._end, self._steps = float(start), float(end), int(steps)
+        self.load_state_dict({"done": 0})
 
     @property
     def value(self) -> float:
@@ -73,8 +86,7 @@ class Schedule:
 
     def step(self) -> None:
         """Advance by one step."""
-        self._done += 1
-        self._write()
+        self.load_state_dict({"done": self._done + 1})
 
     def state_dict(self) -> dict[str, int]:
         """Return what to save: how many steps were taken."""
@@ -83,8 +95,5 @@ class Schedule:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue from a saved state."""
         self._done = state["done"]
-        self._write()
-
-    def _write(self) -> None:
         buffer: Tensor = getattr(self._module, self._name)  # looked up each time: moving a module replaces its buffers
         buffer.fill_(self.value if buffer.is_floating_point() else round(self.value))

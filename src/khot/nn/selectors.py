@@ -22,7 +22,14 @@ def __dir__() -> list[str]:
 
 
 class Selector(Protocol):
-    """The signature that layers call."""
+    """Choose among scores: the signature that layers call, and that the functions here have.
+
+    Args:
+        scores: (…, n).
+        k: how many to choose along the last dim; a number, or a tensor (…).
+        temperature: of what is soft, larger is softer.
+        generator: of what is random; torch's own if None.
+    """
 
     def __call__(
         self, scores: Tensor, k: Number, /, *, temperature: Number, generator: Generator | None = None

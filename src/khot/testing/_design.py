@@ -100,15 +100,13 @@ class Laws:
 
     def indices(self) -> None:
         """`sample_indices` names the ones of `sample`."""
-        x = self._sample(50)
-        chosen = self.design.sample_indices((50,), generator=self._generator())
+        x, chosen = self._sample(50), self.design.sample_indices((50,), generator=self._generator())
         hot = torch.zeros(50, x.shape[-1] + 1, dtype=x.dtype).scatter_(1, chosen % (x.shape[-1] + 1), 1.0)
         must(torch.equal(hot[:, :-1], x), "indices and samples differ")
 
     def moments(self) -> None:
         """The mean is what was asked for, and sums to k; the variance is π(1 − π)."""
-        mean = self.design.mean
-        tolerance = EXACT[mean.dtype]
+        mean, tolerance = self.design.mean, EXACT[self.design.mean.dtype]
         if self.exact:
             close(mean, self.design.probs, "mean and probs", tolerance)
         close(mean.sum(-1), torch.as_tensor(self.design.k, dtype=mean.dtype), "the sum of the mean", 1e2 * tolerance)
@@ -118,8 +116,7 @@ class Laws:
         """Probabilities of all subsets sum to 1, and have the mean, joint probabilities and entropy that are said."""
         if (listed := _if_offered(self._enumerated)) is None:
             return
-        p, x = listed
-        tolerance = EXACT[x.dtype]
+        (p, x), tolerance = listed, EXACT[listed[1].dtype]
         close(p.sum(), 1.0, "the sum of all probabilities", tolerance)
         close(x.mT @ p, self.design.mean, "mean", tolerance)
         close(self.design.entropy(), torch.special.entr(p).sum(), "entropy", tolerance)
@@ -131,8 +128,7 @@ class Laws:
         covariance = _if_offered(lambda: self.design.covariance_matrix)
         if joint is None or covariance is None:
             return
-        mean = self.design.mean
-        tolerance = EXACT[mean.dtype]
+        mean, tolerance = self.design.mean, EXACT[joint.dtype]
         close(joint.diagonal(), mean, "the diagonal of the joint probabilities", tolerance)
         close(covariance, joint - mean[:, None] * mean, "covariance", tolerance)
         weights = torch.linspace(-1, 2, len(mean), dtype=mean.dtype)
@@ -164,16 +160,16 @@ class Laws:
 
     def frequencies(self) -> None:
         """Samples have the probabilities of items, pairs and subsets that are said, and are independent."""
-        pairs, subsets, successive, steps = self._counted()
-        n = len(pairs)
-        mean = self.design.mean.to(torch.float64)
+        subsets, successive, couples = self._counted()
+        n, mean = len(successive), self.design.mean.to(torch.float64)
+        items = (torch.arange(2**n)[:, None] >> torch.arange(n) & 1).double()  # of each subset
+        pairs = items.mT @ (subsets[:, None] * items)
         cells = n + n + n * (n - 1) // 2 + 1
         _compare(pairs.diagonal(), self.draws, mean, cells, "an inclusion probability")
         if (joint := _if_offered(self.design.joint_probs)) is not None:
             upper = torch.triu_indices(n, n, 1).unbind()
             _compare(pairs[upper], self.draws, joint.to(torch.float64)[upper], cells, "a joint probability")
-        both = "the probability of an item in two successive draws"
-        _compare(successive, steps, mean.square(), cells, both)
+        _compare(successive, couples, mean.square(), cells, "the probability of an item in two successive draws")
         if (listed := _if_offered(self._enumerated)) is None:
             return
         p, x = listed
@@ -186,25 +182,21 @@ class Laws:
         if float(expected[is_rare].sum()) >= 5:
             groups.append((subsets[is_rare].sum()[None], expected[is_rare].sum()[None]))
         statistic = sum(float(((o - e).square() / e).sum()) for o, e in groups)
-        freedom = sum(len(e) for _, e in groups) - 1
-        if freedom > 0:
+        if (freedom := sum(len(e) for _, e in groups) - 1) > 0:
             chance = torch.special.gammaincc(torch.tensor(freedom / 2.0), torch.tensor(statistic / 2))
             must(chance > ALPHA / cells, f"χ² of subsets is {statistic:.4g} at {freedom} degrees of freedom")
 
-    def _counted(self) -> tuple[Tensor, Tensor, Tensor, int]:
-        """Count draws of pairs (n, n), of subsets (2ⁿ, in binary), of items twice in a couple (n), and couples."""
-        generator, n = self._generator(), self.design.event_shape[0]
-        pairs, successive, subsets = (torch.zeros(*shape, dtype=torch.float64) for shape in ((n, n), (n,), (2**n,)))
-        powers = 2.0 ** torch.arange(n, dtype=torch.float64)
-        steps = 0
+    def _counted(self) -> tuple[Tensor, Tensor, int]:
+        """Count draws of subsets (2ⁿ, in binary), of items twice in a couple of draws (n), and couples."""
+        generator, n, couples = self._generator(), self.design.event_shape[0], 0
+        subsets, successive = torch.zeros(2**n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
         for start in range(0, self.draws, AT_ONCE):
             x = self.design.sample((min(AT_ONCE, self.draws - start),), generator=generator).to(torch.float64)
-            pairs += x.mT @ x
+            subsets += torch.bincount((x @ 2.0 ** torch.arange(n, dtype=x.dtype)).long(), minlength=2**n)
             first, second = x[: len(x) // 2 * 2].unflatten(0, (-1, 2)).unbind(1)
             successive += (first * second).sum(0)
-            steps += len(first)
-            subsets += torch.bincount((x @ powers).long(), minlength=2**n)
-        return pairs, subsets, successive, steps
+            couples += len(first)
+        return subsets, successive, couples
 
 
 def _if_offered(call: Callable[[], T]) -> T | None:
@@ -221,6 +213,5 @@ def _compare(count: Tensor, trials: int, p: Tensor, cells: int, what: str) -> No
     allowed = rarity / 3 + (rarity**2 / 9 + 2 * rarity * trials * p * (1 - p)).sqrt()
     excess = (count - trials * p).abs() / allowed
     worst = int(excess.argmax())
-    if not float(excess[worst]) <= 1:
-        got, said = float(count[worst]) / trials, float(p[worst])
-        raise AssertionError(f"{what} is {got:.6f} in {trials} draws, said to be {said:.6f}")
+    got = f"{what} is {float(count[worst]) / trials:.6f} in {trials} draws, said to be {float(p[worst]):.6f}"
+    must(excess[worst] <= 1, got)

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..designs import ConditionalPoisson, Design
 from ..estimators import takes_objective
 
+Estimator = Callable[..., Tensor]
 Objective = Callable[[Tensor], Tensor]
 EXACT = 1e-10
 MOST_TUPLES = 200_000
@@ -30,7 +31,7 @@ def objectives(n: int) -> dict[str, tuple[int, Objective]]:
 
 
 def check_estimator(
-    estimator: Callable[..., Tensor],
+    estimator: Estimator,
     *,
     design: Design | None = None,
     degree: int | None = None,
@@ -78,22 +79,19 @@ def check_estimator(
 
 
 def expected_gradient(
-    estimator: Callable[..., Tensor], design: Design, fn: Objective, num_samples: int, draws: int
+    estimator: Estimator, design: Design, fn: Objective, num_samples: int, draws: int
 ) -> tuple[Tensor, Tensor]:
     """Return the mean of the estimate, and how far off it may be; (n) each."""
     count = num_samples if takes_objective(estimator) else 1
-    x = design.enumerate_support()
-    generator = torch.Generator().manual_seed(0)
+    x, generator = design.enumerate_support(), torch.Generator().manual_seed(0)
     if len(x) ** count <= MOST_TUPLES:
         tuples = torch.cartesian_prod(*[torch.arange(len(x))] * count).view(-1, count)
-        rows = _with_leaf(design.expand((len(tuples),)))
-        scripted = prescribe(rows, x[tuples].movedim(1, 0))
+        scripted = prescribe(_with_leaf(design.expand((len(tuples),))), x[tuples].movedim(1, 0))
         each = estimates(estimator, scripted, fn, count, generator)
         if scripted.was_used:
             chance = design.log_prob(x).exp()[tuples].prod(-1).detach()
             return (chance[:, None] * each).sum(0), torch.tensor(EXACT)
-    rows = _with_leaf(design.expand((draws,)))
-    each = estimates(estimator, rows, fn, count, generator)
+    each = estimates(estimator, _with_leaf(design.expand((draws,))), fn, count, generator)
     allowed = math.sqrt(2) * float(torch.erfinv(torch.tensor(1 - ALPHA, dtype=torch.float64)))
     return each.mean(0), EXACT + allowed * each.std(0) / math.sqrt(draws)
 
@@ -112,25 +110,20 @@ def prescribe(design: Design, samples: Tensor) -> Any:
 
     kind = type(design)
     made: Any = object.__new__(type(kind.__name__, (kind,), {"sample": sample}))
-    made.__dict__.update(design.__dict__)
-    made.was_used = False
+    made.__dict__.update(design.__dict__, was_used=False)
     return made
 
 
-def estimates(
-    estimator: Callable[..., Tensor], design: Design, fn: Objective, count: int, generator: torch.Generator
-) -> Tensor:
+def estimates(estimator: Estimator, design: Design, fn: Objective, count: int, generator: torch.Generator) -> Tensor:
     """Return one estimate for each row of the batch; (rows, n)."""
     if takes_objective(estimator):  # a mean over rows
         value = estimator(design, fn, num_samples=count, generator=generator) * design.batch_shape.numel()
     else:
         value = fn(estimator(design, (), generator=generator)).sum()
-    (gradient,) = torch.autograd.grad(value, design.parameter)
-    return gradient
+    return torch.autograd.grad(value, design.parameter)[0]
 
 
 def exact_gradient(design: Design, fn: Objective, parameter: Tensor) -> Tensor:
-    """Return ∇E[f(x)] over all subsets, in the parameter that the design was made from."""
+    """Return ∇E[f(x)] over all subsets, in a parameter that the design was made from."""
     x = design.enumerate_support()
-    (gradient,) = torch.autograd.grad((design.log_prob(x).exp() * fn(x)).sum(), parameter)
-    return gradient
+    return torch.autograd.grad((design.log_prob(x).exp() * fn(x)).sum(), parameter)[0]

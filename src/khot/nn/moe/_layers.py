@@ -55,7 +55,7 @@ class Router(KeepsPrecision):
 
     @property
     def route(self) -> Route:
-        """How scores become a routing; fixed, since the number of scores depends on it."""
+        """The route, which is fixed, since the number of scores depends on it."""
         return self._bound.route
 
     def forward(self, x: Tensor, *, generator: torch.Generator | None = None) -> Routing:
@@ -67,19 +67,21 @@ class Router(KeepsPrecision):
             return self._bound(logits, self.k, training=self.training, bias=self.bias, generator=generator)
 
     def extra_repr(self) -> str:
-        dim, route = self.weight.shape[1], name_of(self.route)
-        return f"dim={dim}, num_experts={self.num_experts}, k={self.k}, route={route}"
+        return f"dim={self.weight.shape[1]}, num_experts={self.num_experts}, k={self.k}, route={name_of(self.route)}"
 
 
 class MoEOutput(NamedTuple):
-    """The output of a mixture of experts."""
+    """Hold the output of a mixture of experts.
+
+    Args:
+        output: (…, d).
+        routing: for losses and measures of the load.
+        dropped: how many assignments of tokens to experts had no place.
+    """
 
     output: Tensor
-    """(…, d)"""
     routing: Routing
-    """For losses and measures of the load."""
     dropped: int
-    """Assignments of tokens to experts that had no place."""
 
 
 class MoE(nn.Module):
@@ -105,8 +107,7 @@ class MoE(nn.Module):
         if capacity_factor is not None:
             _check.above("capacity_factor", capacity_factor, 0)
         self.router, self.experts = router, nn.ModuleList(experts)
-        n, got = router.num_experts, len(self.experts)
-        if got != n:
+        if (got := len(self.experts)) != (n := router.num_experts):
             raise ValueError(f"`experts` must be {n} Modules, as many as the router has; got {got}.")
         self.capacity_factor = None if capacity_factor is None else float(capacity_factor)
 
@@ -136,15 +137,13 @@ class MoE(nn.Module):
 
 def _check_dispatch(routing: Routing, n: int) -> None:
     """Raise unless there are n finite scores for each token; read on the host, as dispatch reads them anyway."""
-    got = routing.probs.shape[-1]
-    if got != n:
+    if (got := routing.probs.shape[-1]) != n:
         raise ValueError(
             f"`router` must give {n} probabilities for each token, as many as there are experts; got {got}: "
             "its `num_experts` does not say what its forward does."
         )
     logits = routing.logits.detach().reshape(-1, routing.logits.shape[-1])
-    bad = (logits.isnan() | (logits == torch.inf)).any(-1)
-    if bad.any():
+    if (bad := (logits.isnan() | (logits == torch.inf)).any(-1)).any():
         what = "NaN" if logits.isnan().any() else "+inf"
         where = f"{int(bad.sum())} of {len(bad)} tokens, first {int(bad.nonzero()[0])}"
         raise ValueError(f"`logits` must not be NaN or +inf; got {what} for {where}.")

@@ -12,7 +12,7 @@ from ...relaxations import sigmoid_topk
 from ...relaxations import straight_through as straight
 from ._routing import Routing, check_bias, check_capacity, checked, widened
 
-GAMMA = 1.0  # the width of DSelect-k's smooth step
+GAMMA = 1.0  # γ, the width of DSelect-k's smooth step
 
 
 def sigma_topk(
@@ -107,6 +107,10 @@ def balanced_sigma_topk(
 
     Returns:
         `Routing`, with `probs` π. It looks at all tokens of the call at once, so it is not causal.
+
+    Examples:
+        >>> balanced_sigma_topk(torch.tensor([[2.0, 1.0, 0.0], [3.0, 1.0, 0.0]]), 1, capacity=1.0).probs.sum(0)
+        tensor([1.0000, 0.6796, 0.3204])
     """
     logits, k = checked(logits, k)
     _check.positive("temperature", temperature)
@@ -117,9 +121,8 @@ def balanced_sigma_topk(
     capacity = k * tokens / n if capacity is None else check_capacity(capacity, tokens, n, k)
     with torch.no_grad():
         price = prices(sigmoid_topk, flat.to(torch.float64), k, capacity, float(temperature))
-    bias = -price.to(logits.dtype)
-    chosen_as = {"sample": sample, "straight_through": straight_through, "normalize": normalize}
-    return sigma_topk(logits, k, temperature=temperature, bias=bias, generator=generator, **chosen_as)
+    how = {"sample": sample, "straight_through": straight_through, "normalize": normalize}
+    return sigma_topk(logits, k, temperature=temperature, bias=-price.to(logits.dtype), generator=generator, **how)
 
 
 def softmax_topk(logits: Tensor, k: int, *, normalize: bool = True) -> Routing:
@@ -180,6 +183,8 @@ def noisy_topk(
 ) -> Routing:
     """Apply `softmax_topk` to noisy scores, `h = x + ε·softplus(s)`, ε ~ N(0, 1).
 
+    Reference: Shazeer et al., "Outrageously large neural networks" (2017).
+
     Args:
         logits: (…, 2n): scores x, then the raw scales s of the noise.
         k: experts for each token.
@@ -190,7 +195,9 @@ def noisy_topk(
     Returns:
         `Routing` with n experts and noisy `logits`.
 
-    Reference: Shazeer et al., "Outrageously large neural networks" (2017).
+    Examples:
+        >>> noisy_topk(torch.tensor([2.0, 1.0, 0.0, 0.0]), 1, generator=torch.Generator().manual_seed(0)).indices
+        tensor([0])
     """
     _check.scores(logits, -1, "logits")
     if logits.shape[-1] % 2:
@@ -208,6 +215,7 @@ def expert_choice(logits: Tensor, k: int) -> Routing:
     """Let every expert take the k·tokens/n tokens (rounded up) that want it most: the load is equal.
 
     A token may be taken by no expert, or by all. It looks at all tokens of the call at once, so it is not causal.
+    Reference: Zhou et al., "Mixture-of-experts with expert choice routing" (2022).
 
     Args:
         logits: (…, n); all leading dimensions are tokens.
@@ -216,7 +224,9 @@ def expert_choice(logits: Tensor, k: int) -> Routing:
     Returns:
         `Routing`, with `probs` the softmax over experts, and as many slots as the busiest token needs.
 
-    Reference: Zhou et al., "Mixture-of-experts with expert choice routing" (2022).
+    Examples:
+        >>> khot.nn.routing.load(expert_choice(torch.tensor([[2.0, 1.0], [3.0, 1.0]]), 1))
+        tensor([1, 1])
     """
     logits, k = checked(logits, k)
     n = logits.shape[-1]
@@ -241,7 +251,7 @@ def dselect_k(logits: Tensor, k: int, *, num_experts: int) -> Routing:
     """Mix k slots, each a smooth binary code of an expert, by a softmax: at most k experts once codes are sharp.
 
     `g = Σ_s softmax(w)_s r(z_s)`, `r(z)_i = Π_b S(z_b)` or `1 − S(z_b)` by the binary digits of i, where S is a smooth
-    step, exactly 0 and 1 outside [−½, ½].
+    step, exactly 0 and 1 outside [−½, ½]. Reference: Hazimeh et al., "DSelect-k" (2021).
 
     Args:
         logits: (…, k·m + k): codes z of m = ⌈log₂ n⌉ digits for each slot, then the slots' weights w.
@@ -253,14 +263,17 @@ def dselect_k(logits: Tensor, k: int, *, num_experts: int) -> Routing:
         sharp, that may be all experts. Gates sum to 1 if n is a power of two; else to less, because the codes that
         number no expert take their part.
 
-    Reference: Hazimeh et al., "DSelect-k" (2021).
+    Examples:
+        >>> dselect_k(torch.tensor([1.0, -1.0, 0.0]), 1, num_experts=4).indices  # the code 01, lowest digit first
+        tensor([1])
     """
     _check.at_least("num_experts", num_experts, 1)
     _check.at_least("k", k, 1)
     k, m = int(k), _bits(int(num_experts))
     _check.last_dim("logits", logits, k * m + k)
     x = widened(logits)
-    codes = _smooth_step(x[..., : k * m].unflatten(-1, (k, m)))  # (…, k, m)
+    t = x[..., : k * m].unflatten(-1, (k, m)).clamp(-GAMMA / 2, GAMMA / 2)
+    codes = -2 * t**3 / GAMMA**3 + 3 * t / (2 * GAMMA) + 0.5  # a cubic between 0 below −γ/2 and 1 above γ/2; (…, k, m)
     digits = torch.arange(num_experts, device=x.device)[:, None] >> torch.arange(m, device=x.device) & 1  # (n, m)
     each = torch.where(digits.bool(), codes[..., None, :], 1 - codes[..., None, :]).prod(-1)  # (…, k, n)
     gates = (x[..., k * m :].softmax(-1)[..., None] * each).sum(-2)
@@ -270,9 +283,3 @@ def dselect_k(logits: Tensor, k: int, *, num_experts: int) -> Routing:
 
 
 vars(dselect_k)["width"] = lambda n, k: k * _bits(n) + k
-
-
-def _smooth_step(t: Tensor) -> Tensor:
-    """Return 0 below −γ/2, 1 above γ/2, and a cubic between: `−2t³/γ³ + 3t/(2γ) + ½`."""
-    t = t.clamp(-GAMMA / 2, GAMMA / 2)
-    return -2 * t**3 / GAMMA**3 + 3 * t / (2 * GAMMA) + 0.5

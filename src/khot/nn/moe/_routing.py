@@ -12,20 +12,28 @@ from ... import _check
 
 
 class Routing(NamedTuple):
-    """Which experts each token goes to, and with what weight."""
+    """Hold which experts each token goes to, and with what weight.
+
+    Args:
+        logits: (…, n) scores, in float32 or wider.
+        weights: (…, k) of the experts' outputs.
+        indices: (…, k) experts; n stands for none, with weight 0.
+        probs: (…, n) how much each expert is wanted, differentiable; what it sums to depends on the route.
+
+    Examples:
+        >>> khot.nn.routing.softmax_topk(torch.eye(2), 1).indices
+        tensor([[0],
+                [1]])
+    """
 
     logits: Tensor
-    """(…, n) scores, in float32 or wider"""
     weights: Tensor
-    """(…, k) of the experts' outputs"""
     indices: Tensor
-    """(…, k) experts; n stands for none, with weight 0"""
     probs: Tensor
-    """(…, n) how much each expert is wanted, differentiable; what it sums to depends on the route"""
 
 
 class Route(Protocol):
-    """A rule that sends tokens to experts: scores (…, n) and k to a `Routing`.
+    """Send tokens to experts: a route maps scores (…, n) and k to a `Routing`.
 
     The functions of `khot.nn.routing` are routes, and so are a `functools.partial` of one, a function of your own, or
     an object with `__call__`. A router passes the options that the signature names, out of `bias`, `generator`,
@@ -33,6 +41,12 @@ class Route(Protocol):
 
     A route that wants another number of scores than n for each token has an attribute `width`, a function
     `(n, k) → int`, such as `noisy_topk.width`. Wrap one with `functools.wraps`, or set `wrapper.width` yourself.
+
+    Examples:
+        >>> def doubled(logits, k):
+        ...     return khot.nn.routing.sigma_topk(2 * logits, k)
+        >>> khot.nn.Router(16, 8, 2, route=doubled)(torch.zeros(5, 16)).weights.shape
+        torch.Size([5, 2])
     """
 
     def __call__(self, logits: Tensor, k: int, /, *args: Any, **options: Any) -> Routing: ...
@@ -44,8 +58,7 @@ class BoundRoute:
     def __init__(self, route: Route, n: int, k: int, gives: tuple[str, ...] = ()) -> None:
         parameters = list(inspect.signature(route).parameters.values())
         needs = [p for p in parameters[2:] if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        missing = [p.name for p in needs if p.name not in gives]
-        if missing:
+        if missing := [p.name for p in needs if p.name not in gives]:
             raise ValueError(f"`route` must take (logits, k) and options; {name_of(route)} needs {', '.join(missing)}.")
         self.route, self.n = route, n
         self.takes = frozenset(p.name for p in parameters) & frozenset(gives)
@@ -59,8 +72,7 @@ class BoundRoute:
         given |= {"num_experts": self.n, "training": training, "sample": None if training else False}
         options = {name: value for name, value in given.items() if name in self.takes and value is not None}
         routing = self.route(logits, k, **options)
-        found = routing.probs.shape[-1]
-        if found != self.n:
+        if (found := routing.probs.shape[-1]) != self.n:
             raise ValueError(
                 f"`route` must give {self.n} probabilities for each token, one for each expert; got {found} from "
                 f"{logits.shape[-1]} scores. If {name_of(self.route)} wants another number of scores, give it a "
@@ -106,7 +118,15 @@ def check_capacity(capacity: float, tokens: int, n: int, k: int) -> float:
 
 
 def load(routing: Routing) -> Tensor:
-    """Return how many tokens each expert has, (n)."""
+    """Return how many tokens each expert has, (n).
+
+    Args:
+        routing: what a route or a `Router` returned for some tokens.
+
+    Examples:
+        >>> load(khot.nn.routing.softmax_topk(torch.eye(3)[:2], 1))
+        tensor([1, 1, 0])
+    """
     n = routing.probs.shape[-1]
     return torch.bincount(routing.indices.reshape(-1), minlength=n + 1)[:n]
 
@@ -115,6 +135,13 @@ def load_balance_loss(routing: Routing) -> Tensor:
     """Return `n Σ_i f_i P_i`: the share f of the choices times the mean share P of the probability; 1 if even.
 
     Switch Transformer's loss (k = 1) and GShard's. Its gradient goes to P alone.
+
+    Args:
+        routing: as for `load`.
+
+    Examples:
+        >>> load_balance_loss(khot.nn.routing.softmax_topk(torch.eye(3)[:2], 1))
+        tensor(1.1821)
     """
     n = routing.probs.shape[-1]
     tokens, probs = load(routing).to(routing.probs.dtype), routing.probs.reshape(-1, n).sum(0)
@@ -123,18 +150,42 @@ def load_balance_loss(routing: Routing) -> Tensor:
 
 
 def importance_loss(routing: Routing) -> Tensor:
-    """Return `CV²` of the experts' total probabilities, var/mean²: 0 if even. Shazeer's loss."""
+    """Return `CV²` of the experts' total probabilities, var/mean²: 0 if even. Shazeer's loss.
+
+    Args:
+        routing: as for `load`.
+
+    Examples:
+        >>> importance_loss(khot.nn.routing.softmax_topk(torch.eye(3)[:2], 1))
+        tensor(0.0663)
+    """
     return cv_squared(routing.probs.reshape(-1, routing.probs.shape[-1]).sum(0))
 
 
 def cv_squared(x: Tensor) -> Tensor:
-    """Return the squared coefficient of variation of a vector."""
+    """Return the squared coefficient of variation, var/mean², of a vector.
+
+    Args:
+        x: (n), of any numbers.
+
+    Examples:
+        >>> cv_squared(torch.tensor([1.0, 3.0]))
+        tensor(0.2500)
+    """
     mean = x.mean()
     return (x - mean).square().mean() / mean.square().clamp(min=1e-20)
 
 
 def z_loss(routing: Routing) -> Tensor:
-    """Return `mean (log Σ exp logits)²`, which keeps scores small, so that half precision does no harm (ST-MoE)."""
+    """Return `mean (log Σ exp logits)²`, which keeps scores small, so that half precision does no harm (ST-MoE).
+
+    Args:
+        routing: as for `load`.
+
+    Examples:
+        >>> z_loss(khot.nn.routing.softmax_topk(torch.zeros(5, 3), 1))  # log² 3
+        tensor(1.2069)
+    """
     squares = routing.logits.logsumexp(-1).square()
     return squares.sum() / max(1, squares.numel())
 
@@ -143,26 +194,60 @@ def z_loss(routing: Routing) -> Tensor:
 def update_bias(bias: Tensor, routing: Routing, *, rate: float = 1e-3) -> None:
     """Move a bias, in place, towards an even load: up for experts with less than the mean load, down for the others.
 
-    Call it after each step of the optimiser, with the bias that `sigmoid_gates` or `sigma_topk` chose by. It is ascent,
-    by sign, on the price of a load constraint.
+    Call it after each step of the optimiser. It is ascent, by sign, on the price of a load constraint.
+
+    Args:
+        bias: (n), that `sigmoid_gates` or `sigma_topk` chose by.
+        routing: as for `load`.
+        rate: the size of a step.
+
+    Examples:
+        >>> bias = torch.zeros(3)
+        >>> update_bias(bias, khot.nn.routing.sigma_topk(torch.eye(3)[:2], 1, bias=bias))
+        >>> bias
+        tensor([-0.0010, -0.0010,  0.0010])
     """
     tokens = load(routing).to(bias.dtype)
     bias += rate * (tokens.mean() - tokens).sign()
 
 
 def max_violation(routing: Routing) -> float:
-    """Return MaxVio: the largest load over the mean load, minus 1; 0 if even."""
+    """Return MaxVio: the largest load over the mean load, minus 1; 0 if even.
+
+    Args:
+        routing: as for `load`.
+
+    Examples:
+        >>> max_violation(khot.nn.routing.softmax_topk(torch.eye(3)[:2], 1))
+        0.5
+    """
     tokens = load(routing).to(torch.float64)
     return float(tokens.max() / tokens.mean() - 1) if tokens.any() else 0.0
 
 
 def dead_experts(routing: Routing) -> int:
-    """Return how many experts have no token."""
+    """Return how many experts have no token.
+
+    Args:
+        routing: as for `load`.
+
+    Examples:
+        >>> dead_experts(khot.nn.routing.softmax_topk(torch.eye(3)[:2], 1))
+        1
+    """
     return int((load(routing) == 0).sum())
 
 
 def routing_entropy(routing: Routing) -> float:
-    """Return the mean entropy of a token's probabilities, normalised to sum 1, in nats; log n if all are equal."""
+    """Return the mean entropy of a token's probabilities, normalised to sum 1, in nats; log n if all are equal.
+
+    Args:
+        routing: as for `load`.
+
+    Examples:
+        >>> round(routing_entropy(khot.nn.routing.softmax_topk(torch.zeros(5, 3), 1)), 4)  # log 3
+        1.0986
+    """
     probs = routing.probs.detach() / routing.probs.detach().sum(-1, keepdim=True).clamp(min=1e-20)
     entropies = torch.special.entr(probs).sum(-1)
     return float(entropies.sum() / max(1, entropies.numel()))

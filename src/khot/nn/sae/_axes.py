@@ -6,7 +6,7 @@ An axis finds the entries of the pre-activations x·W + b that the selection is 
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from .. import selectors
 from .._precision import KeepsPrecision, wide_dtype
 
+Entries = tuple[Tensor, Tensor, Tensor]  # tokens, latents and values, (entries,) each
 Budgets = Callable[[float | Tensor, int], Tensor]  # k and the number of tokens to the tokens of each latent, (latents,)
 PIECE = 2**22  # entries of the matrix at a time
 RATE = 0.01  # of the running means after some time; at first they are plain means of all batches so far
@@ -48,10 +49,12 @@ class Axis:
 
     has_threshold = True  # evaluation selects what exceeds a running threshold: a token's code depends on no other's
     is_by_token = False  # whether candidates in training come by rising token
+    is_by_latent = False  # whether each latent has a budget, a row of candidates and a threshold of its own
+    architecture = "jumprelu"  # what SAELens calls the evaluated model
 
     def check(self, k: float, zipf: float) -> None:
         """Raise unless a config is possible on this axis."""
-        if zipf:
+        if zipf and not self.is_by_latent:
             only = 'for the kind "feature", whose latents have budgets'
             raise ValueError(f"`zipf` is {only}; it must be 0 for others; got {zipf:g}.")
 
@@ -84,28 +87,15 @@ class Axis:
         values, tokens, latents = (torch.cat(part)[None] for part in zip(*parts, strict=True))
         return [Block(values, tokens, latents, values.shape[1])]
 
-    def threshold_shape(self, latents: int) -> tuple[int, ...]:
-        """Return the shape of the threshold."""
-        return ()
-
-    def lower(self, least: Tensor, block: Block, kept: Tensor) -> None:
-        """Write the smallest kept value into `least`, of the shape of the threshold."""
-        least.copy_(torch.where(kept, block.values, torch.inf).min())
-
     def saved_k(self, k: float) -> float:
         """Return a learned k as it is evaluated and saved."""
         return k
-
-    def description(self, k: float) -> dict[str, Any]:
-        """Return what SAELens calls the evaluated model, and its k if it has one."""
-        return {"architecture": "jumprelu"}
 
 
 class Token(Axis):
     """k latents for each token (TopK), in evaluation too."""
 
-    has_threshold = False
-    is_by_token = True
+    has_threshold, is_by_token, architecture = False, True, "topk"
 
     def check(self, k: float, zipf: float) -> None:
         super().check(k, zipf)
@@ -128,15 +118,11 @@ class Token(Axis):
     def saved_k(self, k: float) -> float:
         return max(1, round(k))
 
-    def description(self, k: float) -> dict[str, Any]:
-        return {"architecture": "topk", "k": int(k)}
-
 
 class Latent(Axis):
     """Tokens for each latent, k·tokens in all (Feature Choice)."""
 
-    def check(self, k: float, zipf: float) -> None:
-        pass
+    is_by_latent = True
 
     def check_tokens(self, count: int, k: float, latents: int) -> None:
         if count * k < latents:
@@ -158,15 +144,9 @@ class Latent(Axis):
         for latents in (part for octave in order.split(octaves) for part in octave.split(max(1, PIECE // count))):
             a = torch.addmm(encoder.bias[latents, None], encoder.weight.t()[latents], encoder.x.t())  # by latent
             values, tokens = a.topk(min(count, math.ceil(ratio * number(shares[latents].max()))), sorted=False)
-            latents_of = latents[:, None].expand_as(tokens)
-            blocks.append(Block(values.to(encoder.x.dtype), tokens, latents_of, shares[latents]))
+            each = latents[:, None].expand_as(tokens)
+            blocks.append(Block(values.to(encoder.x.dtype), tokens, each, shares[latents]))
         return blocks
-
-    def threshold_shape(self, latents: int) -> tuple[int, ...]:
-        return (latents,)
-
-    def lower(self, least: Tensor, block: Block, kept: Tensor) -> None:
-        least[block.latents[:, 0]] = torch.where(kept, block.values, torch.inf).amin(-1).to(least.dtype)
 
 
 AXES: dict[str, Axis] = {"topk": Token(), "batch": Axis(), "feature": Latent()}
@@ -174,8 +154,7 @@ AXES: dict[str, Axis] = {"topk": Token(), "batch": Axis(), "feature": Latent()}
 
 def _largest(a: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` largest, or all, and where they are; found above a bound that one entry in 64 suggests."""
-    count = min(count, len(a))
-    sample = a[::64]
+    count, sample = min(count, len(a)), a[::64]
     rank = count // 50 + 8  # of the sample, where some 5/4 of the count are expected above
     if rank < len(sample):
         where = (a > sample.kthvalue(len(sample) - rank).values).nonzero().squeeze(1)
@@ -196,11 +175,11 @@ def largest(blocks: list[Block], times: float) -> Tensor:
     return torch.cat(parts)
 
 
-def entries(blocks: list[Block]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the values, tokens and latents of all blocks, (entries,) each."""
-    fields = zip(*((block.values, block.tokens, block.latents) for block in blocks), strict=True)
-    values, tokens, latents = (torch.cat([t.flatten() for t in field]) for field in fields)
-    return values, tokens, latents
+def entries(blocks: list[Block]) -> Entries:
+    """Return the tokens, latents and values of all blocks."""
+    fields = zip(*((block.tokens, block.latents, block.values) for block in blocks), strict=True)
+    tokens, latents, values = (torch.cat([t.flatten() for t in field]) for field in fields)
+    return tokens, latents, values
 
 
 def number(k: float | Tensor) -> float:
@@ -222,7 +201,7 @@ class Activity(KeepsPrecision):
     def __init__(self, latents: int, axis: Axis, exponent: float) -> None:
         super().__init__()
         self.axis, self.exponent = axis, exponent
-        self.register_buffer("threshold", torch.zeros(axis.threshold_shape(latents), dtype=wide_dtype()))
+        self.register_buffer("threshold", torch.zeros(latents if axis.is_by_latent else (), dtype=wide_dtype()))
         self.register_buffer("since", torch.zeros(latents, dtype=torch.int64))
         self.register_buffer("density", torch.zeros(latents, dtype=wide_dtype()))
         self.register_buffer("energy", torch.zeros(latents if exponent else 0, dtype=wide_dtype()))
@@ -238,8 +217,7 @@ class Activity(KeepsPrecision):
     @torch.no_grad()
     def update(self, blocks: list[Block], encoder: Encoder) -> None:
         """Count the entries of a batch that the selection was among; an empty batch changes nothing."""
-        count = len(encoder.x)
-        if not count:
+        if not (count := len(encoder.x)):
             return
         before = self.batches.to(self.density.dtype)
         rate, faster = ((span / (span + before)).clamp(min=RATE) for span in (1, SPAN))
@@ -248,8 +226,9 @@ class Activity(KeepsPrecision):
         for block in blocks:
             kept = (selectors.hard(block.values, block.k) > 0) & (block.values > 0)
             active.scatter_add_(0, block.latents.flatten(), kept.flatten().long())
-            if self.axis.has_threshold:
-                self.axis.lower(least, block, kept)
+            if self.axis.has_threshold:  # the smallest value kept of each row
+                lowest = torch.where(kept, block.values, torch.inf).amin(-1).to(least.dtype)
+                least[block.latents[:, 0] if self.axis.is_by_latent else ...] = lowest
         self.batches += 1
         self.since += count
         self.since.masked_fill_(active > 0, 0)
@@ -264,9 +243,8 @@ class Activity(KeepsPrecision):
 
 def zipf(importance: Tensor, exponent: float) -> Tensor:
     """Return shares r^−exponent that sum to 1, r = 1, 2, … in the order of falling importance; (n,), float64."""
-    n = len(importance)
-    shares = torch.empty(n, dtype=torch.float64, device=importance.device)
-    ranks = torch.arange(1, n + 1, dtype=torch.float64, device=importance.device)
+    ranks = torch.arange(1, len(importance) + 1, dtype=torch.float64, device=importance.device)
+    shares = torch.empty_like(ranks)
     shares[importance.argsort(descending=True, stable=True)] = ranks**-exponent
     return shares / shares.sum()
 

@@ -8,23 +8,32 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import cosine_similarity, embedding_bag
 
-from ._axes import AXES, Encoder, zipf
+from ._axes import AXES, Encoder, Entries, entries, zipf
 
 EDGES = torch.arange(-6, 0.01, 0.25, device="cpu")  # of the histogram of densities, log10
 
 
 class SparseCode(NamedTuple):
-    """The entries of a code that may differ from 0, by rising token; (entries,) each."""
+    """Hold the entries of a code that may differ from 0, by rising token; (entries,) each.
+
+    Args:
+        values: ≥ 0, in the units of the input; in training there are zeros too, that have a gradient.
+        tokens: where each value is, along the flattened leading dims of the input.
+        latents: which latent each value is of.
+        shape: (…, latents), of the dense code.
+        undo: with `layer_norm`, the mean and the deviation of each token, (tokens, 1).
+
+    Examples:
+        >>> khot.nn.SparseCode(torch.tensor([3.0]), torch.tensor([1]), torch.tensor([0]), (2, 2)).dense()
+        tensor([[0., 0.],
+                [3., 0.]])
+    """
 
     values: Tensor
-    """≥ 0, in the units of the input; in training there are zeros too, that have a gradient."""
     tokens: Tensor
-    """Along the flattened leading dims of the input."""
     latents: Tensor
     shape: tuple[int, ...]
-    """(…, latents), of the dense code."""
     undo: tuple[Tensor, Tensor] | None = None
-    """With `layer_norm`: the mean and the deviation of each token, (tokens, 1)."""
 
     def dense(self) -> Tensor:
         """Return the code as a matrix, (…, latents)."""
@@ -38,28 +47,32 @@ class SparseCode(NamedTuple):
 
 
 class SparseAutoencoderOutput(NamedTuple):
-    """The output of a `SparseAutoencoder`."""
+    """Hold the output of a `SparseAutoencoder`.
+
+    Args:
+        reconstruction: like the input.
+        code: which latents are active, a `SparseCode`.
+        loss: `fvu` + aux_weight·`aux_loss` + multi_topk·`multi_fvu`, and + k_cost·k if k is learned.
+        fvu: the fraction of the batch's variance that is left unexplained.
+        aux_loss: of the dead or underused latents; 0 where there is none, and in evaluation.
+        multi_fvu: the fraction with 4k active latents; 0 if it is not asked for, and in evaluation.
+    """
 
     reconstruction: Tensor
-    """Like the input."""
     code: SparseCode
     loss: Tensor
-    """`fvu` + aux_weight·`aux_loss` + multi_topk·`multi_fvu`, and + k_cost·k if k is learned."""
     fvu: Tensor
-    """The fraction of the batch's variance that is left unexplained."""
     aux_loss: Tensor
-    """Of the dead or underused latents; 0 where there is none, and in evaluation."""
     multi_fvu: Tensor
-    """With 4k active latents; 0 if it is not asked for, and in evaluation."""
 
 
-def by_rising(places: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+def by_rising(places: Tensor, others: Tensor, values: Tensor) -> Entries:
     """Return all sorted by `places`, stably."""
     order = places.argsort(stable=True)
-    return places[order], *(other[order] for other in others)
+    return places[order], others[order], values[order]
 
 
-def weighted_rows(values: Tensor, tokens: Tensor, latents: Tensor, weight: Tensor, count: int) -> Tensor:
+def weighted_rows(tokens: Tensor, latents: Tensor, values: Tensor, weight: Tensor, count: int) -> Tensor:
     """Return Σ value·weight[latent] for each token, (count, d); tokens rise. Differentiable in values and weight."""
     starts = torch.searchsorted(tokens, torch.arange(count, device=tokens.device))
     return embedding_bag(latents, weight, starts, mode="sum", per_sample_weights=values.to(weight.dtype))
@@ -69,12 +82,10 @@ class _Chosen(torch.autograd.Function):
     """Entries of x·W + b that are already computed, with their gradient."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, values: Tensor, tokens: Tensor, latents: Tensor, rises: bool
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight, tokens, latents)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, rises: bool, *entries: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, *entries[:2])
         ctx.rises = rises
-        return values.clone()
+        return entries[2].clone()
 
     @staticmethod
     @once_differentiable
@@ -83,25 +94,21 @@ class _Chosen(torch.autograd.Function):
         count = weight.shape[1]
         grad_x = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
-            at, of, along = (tokens, latents, g) if ctx.rises else by_rising(tokens, latents, g)
-            grad_x = weighted_rows(along, at, of, weight.t(), len(x))
+            rising: Entries = (tokens, latents, g) if ctx.rises else by_rising(tokens, latents, g)
+            grad_x = weighted_rows(*rising, weight.t(), len(x))
         if ctx.needs_input_grad[1]:  # the same with tokens and latents exchanged
-            at, of, along = by_rising(latents, tokens, g)
-            grad_weight = weighted_rows(along, at, of, x, count).t()
+            grad_weight = weighted_rows(*by_rising(latents, tokens, g), x, count).t()
         if ctx.needs_input_grad[2]:
             grad_bias = g.new_zeros(count).index_add_(0, latents, g)
         return grad_x, grad_weight, grad_bias, None, None, None, None
 
 
-def chosen(
-    x: Tensor, weight: Tensor, bias: Tensor, values: Tensor, tokens: Tensor, latents: Tensor, *, rises: bool
-) -> Tensor:
+def chosen(x: Tensor, weight: Tensor, bias: Tensor, entries: Entries, *, rises: bool) -> Tensor:
     """Return entries of x·weight + bias, as given, with their gradient; neither pass makes a matrix (tokens, latents).
 
     Weight (d, latents) is stored by latent: its transpose is contiguous. If tokens rise, backward sorts once less.
     """
-    result: Tensor = _Chosen.apply(x, weight, bias, values, tokens, latents, rises)
-    return result
+    return _Chosen.apply(x, weight, bias, rises, *entries)  # type: ignore[no-any-return]
 
 
 def fraction_unexplained(error: Tensor, target: Tensor) -> Tensor:
@@ -113,7 +120,8 @@ def fraction_unexplained(error: Tensor, target: Tensor) -> Tensor:
 def aux_k_loss(x: Tensor, residual: Tensor, of: Tensor, weights: tuple[Tensor, Tensor, Tensor], most: int) -> Tensor:
     """Return how far the latents `of`, each token's `most` largest of them, are from explaining what the others left.
 
-    `‖e − W_dec·TopK(W_enc·x + b_enc)‖² / ‖e − ē‖²`, over those latents alone.
+    `‖e − W_dec·TopK(W_enc·x + b_enc)‖² / ‖e − ē‖²`, over those latents alone; a scalar, 0 if there are none. Reference:
+    Gao et al., "Scaling and evaluating sparse autoencoders" (2024).
 
     Args:
         x: what the encoder sees, (tokens, d).
@@ -122,20 +130,20 @@ def aux_k_loss(x: Tensor, residual: Tensor, of: Tensor, weights: tuple[Tensor, T
         weights: W_enc (d, n), b_enc (n,) and W_dec (n, d); each gets a gradient.
         most: how many of them for a token.
 
-    Returns:
-        A scalar; 0 if there is no such latent.
-
-    Reference: Gao et al., "Scaling and evaluating sparse autoencoders" (2024).
+    Examples:
+        >>> x, weights = torch.eye(2), (torch.eye(2), torch.zeros(2), torch.eye(2))
+        >>> khot.nn.aux_k_loss(x, x, torch.tensor([1]), weights, 1)  # latent 1 explains one token of two
+        tensor(1.)
     """
     residual = residual.detach()
     if not len(of):
         return residual.new_zeros(())
     w_enc, b_enc, w_dec = weights[0].t()[of].t(), weights[1][of], weights[2][of]
     with torch.no_grad():
-        block = AXES["topk"].candidates(Encoder(x, w_enc, b_enc), min(most, len(of)), 1.0, None)[0]
-    tokens, latents = block.tokens.flatten(), block.latents.flatten()
-    values = chosen(x, w_enc, b_enc, block.values.flatten(), tokens, latents, rises=True).relu()
-    return fraction_unexplained(residual - weighted_rows(values, tokens, latents, w_dec, len(x)), residual)
+        blocks = AXES["topk"].candidates(Encoder(x, w_enc, b_enc), min(most, len(of)), 1.0, None)
+    at = entries(blocks)
+    values = chosen(x, w_enc, b_enc, at, rises=True).relu()
+    return fraction_unexplained(residual - weighted_rows(*at[:2], values, w_dec, len(x)), residual)
 
 
 def aux_zipf_loss(
@@ -151,6 +159,8 @@ def aux_zipf_loss(
 ) -> Tensor:
     """Return `aux_k_loss` of the latents that are active less than `fraction` of what Zipf's law gives their rank.
 
+    Reference: Ayonrinde, "Adaptive sparse allocation with mutual choice and feature choice" (2024).
+
     Args:
         x, residual, weights, most: as for `aux_k_loss`.
         density: how often each latent is active, (n,).
@@ -158,7 +168,10 @@ def aux_zipf_loss(
         exponent: of the law, r^−exponent.
         fraction: 0 leaves none; a tiny one the latents that are never active, which is AuxK.
 
-    Reference: Ayonrinde, "Adaptive sparse allocation with mutual choice and feature choice" (2024).
+    Examples:
+        >>> x, weights = torch.eye(2), (torch.eye(2), torch.zeros(2), torch.eye(2))
+        >>> khot.nn.aux_zipf_loss(x, x, torch.tensor([0.5, 0.0]), weights, 1, k=1.0)
+        tensor(1.)
     """
     law = zipf(density, exponent) * k
     return aux_k_loss(x, residual, (density < fraction * law).nonzero().squeeze(1), weights, most)

@@ -15,46 +15,59 @@ from ..._version import __version__
 from ._axes import AXES, Axis
 
 CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
+Folder = str | os.PathLike[str]
 FORM = "6.0.0"  # the version of SAELens since which files have this form
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparseAutoencoderConfig:
-    """The sizes and the losses of a `SparseAutoencoder`."""
+    """Hold the sizes and the losses of a `SparseAutoencoder`.
+
+    Args:
+        d_in: the size of the inputs.
+        latents: the size of the code.
+        k: how many latents are active: for each token ("topk", an integer), or on average.
+        kind: the axis of the selection: "topk", k for each token (TopK); "batch", k·tokens in a batch (BatchTopK,
+            Mutual Choice); "feature", tokens for each latent, k·tokens in all (Feature Choice).
+        zipf: exponent of the latents' budgets in Feature Choice, rank^−zipf; 0 gives all the same.
+        learn_k: make k a Parameter: it needs a selector with a gradient to k (`straight_through`, `soft`, `sampled`),
+            and a cost. `normalize_decoder` keeps it possible; in Feature Choice a latent chooses at least one token.
+        k_cost: what a learned k adds to the loss, for each unit.
+        temperature: of the selector at the start; scores are of order 1, since inputs are scaled.
+        candidates: soft selectors share k among the `candidates`·k largest, which bounds time and memory.
+        layer_norm: bring each token to mean 0 and deviation 1 first, and undo it in the reconstruction.
+        aux_weight: weight of the auxiliary loss of dead latents.
+        aux_k: how many dead latents explain a token's residual; by default half of d_in.
+        dead_after: tokens without activity after which a latent is dead.
+        underused: if above 0, the auxiliary loss is that of the latents below this fraction of their Zipf density.
+        multi_topk: weight of the loss with 4k active latents; 1/8 is usual.
+
+    Examples:
+        >>> khot.nn.SparseAutoencoderConfig(d_in=8, latents=32, k=2.5, kind="batch").aux_weight
+        0.03125
+    """
 
     d_in: int
     latents: int
     k: float
-    """How many latents are active: for each token ("topk", an integer), or on average."""
     kind: Literal["topk", "batch", "feature"] = "topk"
-    """The axis of the selection: k for each token (TopK); k·tokens in a batch (BatchTopK, Mutual Choice); or tokens for
-    each latent, k·tokens in all (Feature Choice)."""
     zipf: float = 0.0
-    """Exponent of the latents' budgets in Feature Choice, rank^−zipf; 0 gives all the same."""
     learn_k: bool = False
-    """Make k a Parameter: it needs a selector with a gradient to k (`straight_through`, `soft`, `sampled`), and a cost.
-    `normalize_decoder` keeps it possible; in Feature Choice a latent chooses at least one token, however small k is."""
     k_cost: float = 0.0
-    """What a learned k adds to the loss, for each unit."""
     temperature: float = 4.0
-    """Of the selector at the start; scores are of order 1, since inputs are scaled."""
     candidates: float = 4.0
-    """Soft selectors share k among the `candidates`·k largest, which bounds time and memory."""
     layer_norm: bool = False
-    """Bring each token to mean 0 and deviation 1 first, and undo it in the reconstruction."""
     aux_weight: float = 1 / 32
     aux_k: int | None = None
-    """How many dead latents explain a token's residual; by default half of d_in."""
     dead_after: int = 50_000
-    """Tokens without activity after which a latent is dead."""
     underused: float = 0.0
-    """If above 0, the auxiliary loss is that of the latents below this fraction of their Zipf density."""
     multi_topk: float = 0.0
-    """Weight of the loss with 4k active latents; 1/8 is usual."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            object.__setattr__(self, field.name, _python_number(getattr(self, field.name)))
+        for field in fields(self):  # numpy's numbers become Python's, which JSON takes
+            value = getattr(self, field.name)
+            if isinstance(value, Real) and not isinstance(value, bool):
+                object.__setattr__(self, field.name, int(value) if isinstance(value, Integral) else float(value))
         for name in ("d_in", "latents", "dead_after"):
             _check.at_least(name, getattr(self, name), 1)
         for name in ("k", "temperature"):
@@ -73,24 +86,16 @@ class SparseAutoencoderConfig:
 
     @property
     def axis(self) -> Axis:
-        """What `kind` stands for."""
+        """The axis that `kind` names."""
         return AXES[self.kind]
 
 
-def _python_number(value: Any) -> Any:
-    """Return numpy's numbers as Python's, which JSON takes; and anything else as it is."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        return value
-    return int(value) if isinstance(value, Integral) else float(value)
-
-
-def save(
-    folder: str | os.PathLike[str], config: SparseAutoencoderConfig, weights: dict[str, Tensor], selector: str
-) -> None:
+def save(folder: Folder, config: SparseAutoencoderConfig, weights: dict[str, Tensor], selector: str) -> None:
     """Write both files, each atomically; weights in the units of the inputs."""
     write_tensors(Path(folder) / WEIGHTS, weights)
     description = {
-        **config.axis.description(config.k),
+        "architecture": config.axis.architecture,
+        **({} if config.axis.has_threshold else {"k": int(config.k)}),
         "d_in": config.d_in,
         "d_sae": config.latents,
         "dtype": str(weights["W_dec"].dtype).removeprefix("torch."),
@@ -104,7 +109,7 @@ def save(
     write(Path(folder) / CONFIG, json.dumps(description, indent=2) + "\n")
 
 
-def read(folder: str | os.PathLike[str]) -> tuple[SparseAutoencoderConfig, dict[str, Tensor]]:
+def read(folder: Folder) -> tuple[SparseAutoencoderConfig, dict[str, Tensor]]:
     """Return the config and the weights of a folder that `save` wrote, checked."""
     path = Path(folder) / CONFIG
     try:

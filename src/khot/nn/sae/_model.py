@@ -1,7 +1,6 @@
 """Sparse autoencoders: one selection on three axes."""
 
 import math
-import os
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Self
@@ -15,18 +14,17 @@ from .._precision import KeepsPrecision, shown, wide_dtype
 from . import _axes, _code, _files
 from ._axes import Activity, Block, Encoder
 from ._code import SparseAutoencoderOutput, SparseCode, by_rising, chosen, fraction_unexplained, weighted_rows
-from ._files import SparseAutoencoderConfig
+from ._files import Folder, SparseAutoencoderConfig
 
 MULTI = 4  # Multi-TopK selects this many times k as well
 EPSILON = 1e-5  # added to a token's deviation by `layer_norm`, as SAELens does
-Undo = tuple[Tensor, Tensor] | None  # mean and deviation of each token, (tokens, 1), if `layer_norm` took them away
 
 
 class _Pass(NamedTuple):
     """Inputs on their way to a code."""
 
     inputs: Tensor  # (tokens, d_in), normalised if the config says so
-    centred: Tensor  # what the encoder sees, (tokens, d_in)
+    centred: Tensor  # what the encoder sees, of order 1 for each active latent; (tokens, d_in)
     encoder: Encoder
     blocks: list[Block]  # the entries that the selection is among
     preactivations: Tensor  # at those entries, (entries,), with their gradient
@@ -34,7 +32,7 @@ class _Pass(NamedTuple):
 
 
 class SparseAutoencoder(KeepsPrecision):
-    """A wide code of few active latents: `z = ReLU(a) ⊙ select(a)` with `a = W_enc·(x − b_dec) + b_enc`.
+    """Encode by few active latents of many: `z = ReLU(a) ⊙ select(a)` with `a = W_enc·(x − b_dec) + b_enc`.
 
     `x̂ = W_dec·z + b_dec`, where the rows of W_dec have length 1. A selector chooses what is active along the axis
     `config.kind`. Evaluation is hard whatever the selector: the k largest for "topk", else what exceeds a running
@@ -86,8 +84,7 @@ class SparseAutoencoder(KeepsPrecision):
         inputs, _ = self._inputs(x)
         if not len(inputs):
             raise ValueError("`x` must have at least one row; got none.")
-        bad = ~inputs.isfinite().all(-1)
-        if bad.any():
+        if (bad := ~inputs.isfinite().all(-1)).any():
             got = f"{int(bad.sum())} of {len(bad)} rows that are not, first {int(bad.nonzero()[0])}"
             raise ValueError(f"`x` must be finite in {inputs.dtype}; got {got}: leave them out.")
         center = geometric_median(inputs.double()).to(inputs.dtype)
@@ -96,12 +93,11 @@ class SparseAutoencoder(KeepsPrecision):
         self.scale.fill_(2.0 ** round(math.log2(size)) if 0 < size < math.inf else 1.0)
         self.b_dec.copy_(center / self.scale)
         self.W_enc.copy_(self.W_dec.t())
-        centred = self._centred(inputs)
-        k = max(1, round(_axes.number(self.k)))
-        blocks = self.config.axis.candidates(self._encoder(centred), k, 1.0, None)
-        a, tokens, latents = _axes.entries(blocks)
-        tokens, latents, a = by_rising(tokens, latents, a)
-        out = weighted_rows(a.relu(), tokens, latents, self._cast(self.W_dec), len(centred))
+        centred = inputs / self.scale - self.b_dec
+        encoder = Encoder(centred, self._cast(self.W_enc), self._cast(self.b_enc))
+        blocks = self.config.axis.candidates(encoder, max(1, round(_axes.number(self.k))), 1.0, None)
+        tokens, latents, a = by_rising(*_axes.entries(blocks))
+        out = weighted_rows(tokens, latents, a.relu(), self._cast(self.W_dec), len(centred))
         best = (centred * out).sum() / out.square().sum()  # the multiple that explains most
         if best > 0:
             self.W_enc.mul_(best)
@@ -160,7 +156,7 @@ class SparseAutoencoder(KeepsPrecision):
         """Return which latents were not active in the last `dead_after` tokens of training, (latents,)."""
         return self.activity.since > self.config.dead_after
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
+    def save(self, folder: Folder) -> None:
         """Write cfg.json and sae_weights.safetensors in the form that SAELens loads: what evaluation needs."""
         config = self.config
         if config.learn_k:
@@ -172,7 +168,7 @@ class SparseAutoencoder(KeepsPrecision):
         _files.save(folder, config, weights, getattr(self.selector, "__name__", ""))
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str], *, selector: selectors.Selector = selectors.straight_through) -> Self:
+    def load(cls, folder: Folder, *, selector: selectors.Selector = selectors.straight_through) -> Self:
         """Read what `save` wrote; the model is in evaluation mode."""
         config, weights = _files.read(folder)
         sae = cls(config, selector=selector).to(weights["W_dec"].dtype)
@@ -191,16 +187,16 @@ class SparseAutoencoder(KeepsPrecision):
 
     def _encode(self, x: Tensor, generator: torch.Generator | None) -> _Pass:
         inputs, undo = self._inputs(x)
-        centred = self._centred(inputs)
-        encoder = self._encoder(centred)
-        blocks = self._blocks(encoder)
+        centred = inputs / self.scale - self.b_dec
         weights = self._cast(self.W_enc), self._cast(self.b_enc)
-        a = chosen(centred, *weights, *_axes.entries(blocks), rises=self._rises)
+        encoder = Encoder(centred.detach(), weights[0].detach(), weights[1].detach())
+        blocks = self._blocks(encoder)
+        a = chosen(centred, *weights, _axes.entries(blocks), rises=self._rises)
         shape = *x.shape[:-1], self.config.latents
-        code = self._code(blocks, a, self._selected(blocks, a, generator), shape, undo)
-        return _Pass(inputs, centred, encoder, blocks, a, code)
+        code = self._code(blocks, a, self._selected(blocks, a, generator), shape)
+        return _Pass(inputs, centred, encoder, blocks, a, code._replace(undo=undo))
 
-    def _inputs(self, x: Tensor) -> tuple[Tensor, Undo]:
+    def _inputs(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """Return (tokens, d_in), each token with mean 0 and deviation 1 if that is wanted; and what undoes that."""
         _check.scores(x, -1)
         _check.last_dim("x", x, self.config.d_in)
@@ -211,16 +207,9 @@ class SparseAutoencoder(KeepsPrecision):
         deviation = (rows - mean).std(1, keepdim=True)
         return (rows - mean) / (deviation + EPSILON), (mean, deviation)
 
-    def _centred(self, inputs: Tensor) -> Tensor:
-        """Return what the encoder sees: of order 1 for each active latent."""
-        return inputs / self.scale - self.b_dec
-
     def _cast(self, t: Tensor) -> Tensor:
         """Return t in the dtype to compute in, float32 for half precision."""
         return t.to(torch.promote_types(self.W_dec.dtype, torch.float32))
-
-    def _encoder(self, centred: Tensor) -> Encoder:
-        return Encoder(centred.detach(), self._cast(self.W_enc).detach(), self._cast(self.b_enc).detach())
 
     def _blocks(self, encoder: Encoder) -> list[Block]:
         """Return the entries that the selection is among."""
@@ -241,23 +230,20 @@ class SparseAutoencoder(KeepsPrecision):
         """Return the selector's weights, (entries,); all are selected in evaluation, and selectors need an entry."""
         if not self.training or not len(a):
             return torch.ones_like(a)
-        parts = zip(a.split([block.values.numel() for block in blocks]), blocks, strict=True)
-        scores = [(part.view_as(block.values), block.k) for part, block in parts]
         select = partial(self.selector, temperature=self.temperature.to(a.dtype), generator=generator)
-        return torch.cat([select(rows, k).flatten() for rows, k in scores])
+        rows = zip(a.split([block.values.numel() for block in blocks]), blocks, strict=True)
+        return torch.cat([select(part.view_as(block.values), block.k).flatten() for part, block in rows])
 
-    def _code(
-        self, blocks: list[Block], a: Tensor, selected: Tensor, shape: tuple[int, ...], undo: Undo = None
-    ) -> SparseCode:
-        _, tokens, latents = _axes.entries(blocks)
+    def _code(self, blocks: list[Block], a: Tensor, selected: Tensor, shape: tuple[int, ...]) -> SparseCode:
+        tokens, latents, _ = _axes.entries(blocks)
         values = a.relu() * selected * self.scale
         if not self._rises:
             tokens, latents, values = by_rising(tokens, latents, values)
-        return SparseCode(values, tokens, latents, shape, undo)
+        return SparseCode(values, tokens, latents, shape)
 
     def _decoded(self, code: SparseCode) -> Tensor:
         """Decode to (tokens, d_in), still normalised if the inputs are."""
-        out = weighted_rows(code.values, code.tokens, code.latents, self._cast(self.W_dec), code.rows)
+        out = weighted_rows(code.tokens, code.latents, code.values, self._cast(self.W_dec), code.rows)
         return out + self.scale * self.b_dec
 
     def _restored(self, out: Tensor, code: SparseCode) -> Tensor:
