@@ -53,11 +53,11 @@ class SparseCode(NamedTuple):
 
     def decode(self, dictionary: Tensor) -> Tensor:
         """Return code · dictionary, (…, d), for a dictionary (columns, d), without the dense code; differentiable."""
-        sums = weighted_rows(self.values, self.rows, self.columns, dictionary, self.height)
+        sums = weighted_rows(self.rows, self.columns, self.values, dictionary, self.height)
         return sums.view(*self.shape[:-1], dictionary.shape[-1])
 
 
-def weighted_rows(values: Tensor, rows: Tensor, columns: Tensor, weight: Tensor, count: int) -> Tensor:
+def weighted_rows(rows: Tensor, columns: Tensor, values: Tensor, weight: Tensor, count: int) -> Tensor:
     """Return Σ value·weight[column] for each row, (count, d); rows rise. Differentiable in values and weight."""
     starts = torch.searchsorted(rows, torch.arange(count, device=rows.device))
     return embedding_bag(columns, weight, starts, mode="sum", per_sample_weights=values.to(weight.dtype))
