@@ -62,8 +62,8 @@ def orthogonal(x: Tensor, atoms: Tensor, gram: Tensor, counts: Tensor, k: int, t
     m = len(x)
     support, coefs = torch.zeros(m, k, dtype=torch.long, device=x.device), x.new_zeros(m, k)
     taken, left = torch.zeros_like(counts), x.square().sum(-1)
-    size, eps = gram.diagonal(), torch.finfo(x.dtype).eps
-    noise = (NOISE * eps) ** 2 * left
+    size = gram.diagonal()
+    noise = relative_noise(x.dtype) * left
     enough = noise if tolerance is None else torch.maximum(tolerance.square().to(x.dtype), noise)
     rows, alpha = torch.arange(m, device=x.device), x @ atoms.mT
     inverse, absolute = x.new_zeros(m, k, k), torch.empty_like(alpha)
@@ -98,10 +98,25 @@ def orthogonal(x: Tensor, atoms: Tensor, gram: Tensor, counts: Tensor, k: int, t
         is_close[rows] |= outside < CLOSE * size[best]
         if t + 1 < k:
             alpha -= embedding_bag(support[rows, : t + 1], gram, mode="sum", per_sample_weights=change)
-    used = torch.arange(k, device=x.device) < taken.unsqueeze(-1)
-    if bool(is_close.any()):  # the updates lost digits
+    return finish(x, atoms, Support(support, coefs, first(k, taken)), is_close)
+
+
+def relative_noise(dtype: torch.dtype) -> float:
+    """Return the share of ‖x‖² below which the square of a correlation, or of a residual, is rounding."""
+    return (NOISE * torch.finfo(dtype).eps) ** 2
+
+
+def first(k: int, taken: Tensor) -> Tensor:
+    """Return which of k slots are used if `taken` (m,) of them are, (m, k)."""
+    return torch.arange(k, device=taken.device) < taken.unsqueeze(-1)
+
+
+def finish(x: Tensor, atoms: Tensor, found: Support, is_close: Tensor) -> Support:
+    """Return the support with the coefficients of those rows solved for once more where the updates lost digits."""
+    if bool(is_close.any()):
+        support, coefs, used = found
         coefs[is_close] = least_squares(x[is_close], atoms[support[is_close]], used[is_close])
-    return Support(support, coefs, used)
+    return found
 
 
 def non_negative(x: Tensor, atoms: Tensor, gram: Tensor, counts: Tensor, k: int, tolerance: Tensor | None) -> Support:

@@ -9,6 +9,7 @@ from torch import Tensor
 from .. import _check, _shape
 from .._math import pursuit
 from .._sparse import SparseCode
+from ..kernels import cpu
 from ..relaxations import hard_topk, sigmoid_topk, straight_through
 
 CHUNK = 2**18  # scores (signals × atoms) that are worked on at a time: they stay in the cache
@@ -67,7 +68,8 @@ def omp(
     x, atoms, bound = problem.x.detach(), problem.atoms.detach(), None
     if tolerance is not None:  # norms of residuals are differences of squares
         bound, x, atoms = _tolerance(tolerance, signals, problem.counts), x.double(), atoms.double()
-    method = pursuit.non_negative if positive else pursuit.orthogonal
+    orthogonal = cpu.orthogonal if cpu.pursues(x) else pursuit.orthogonal
+    method = pursuit.non_negative if positive else orthogonal
     gram = atoms @ atoms.mT
 
     def code(rows: slice) -> pursuit.Support:
@@ -198,7 +200,9 @@ class _Problem:
         atoms, coefs, used = map(torch.cat, zip(*parts, strict=True))
         if torch.is_grad_enabled() and (self.x.requires_grad or self.atoms.requires_grad):
             coefs = pursuit.least_squares(self.x, self.atoms[atoms], used)
-        rows = torch.arange(len(self.x), device=self.x.device).unsqueeze(-1).expand_as(atoms)
+        rows = torch.arange(len(self.x), device=self.x.device).unsqueeze(-1).expand_as(atoms).contiguous()
+        if bool(used.all()):
+            return SparseCode(coefs.reshape(-1).to(self.dtype), rows.reshape(-1), atoms.reshape(-1), self.shape)
         return SparseCode(coefs[used].to(self.dtype), rows[used], atoms[used], self.shape)
 
 
@@ -215,7 +219,8 @@ def _signals(signals: Any, dictionary: Any) -> None:
         raise TypeError(f"`dictionary` must have the dtype of `signals`, {signals.dtype}; got {dictionary.dtype}.")
     _check.same_device("dictionary", dictionary, signals, "signals")
     for name, value in (("signals", signals), ("dictionary", dictionary)):
-        if not bool(value.isfinite().all()):
+        # a finite sum is quick to see, and has finite terms
+        if not bool(value.sum().isfinite()) and not bool(value.isfinite().all()):
             raise ValueError(f"`{name}` must be finite; got {int((~value.isfinite()).sum())} NaN or infinite entries.")
 
 
