@@ -63,6 +63,29 @@ def write(path: Path, content: str | bytes) -> None:
     os.replace(partial, path)
 
 
+def fill(page: str, name: str, content: str) -> str:
+    """Return a page with what stands between `<!-- name -->` and `<!-- /name -->` replaced."""
+    head, start, rest = page.partition(f"<!-- {name} -->")
+    _, end, tail = rest.partition(f"<!-- /{name} -->")
+    if not end:
+        raise LookupError(f"The page must have <!-- {name} --> and, after it, <!-- /{name} -->; it has not both.")
+    return f"{head}{start}\n\n{content.strip()}\n\n{end}{tail}"
+
+
+def pages_with(name: str) -> list[Path]:
+    """Return the pages of the docs that show a table."""
+    return [
+        page for page in sorted((ROOT / "docs").rglob("*.md")) if f"<!-- table: {name} -->" in page.read_text("utf-8")
+    ]
+
+
+def write_table(path: Path, content: str) -> None:
+    """Write a table; if it is a committed one, also into the pages that show it."""
+    write(path, content)
+    for page in pages_with(path.stem) if path.parent == COMMITTED.tables else []:
+        write(page, fill(page.read_text(encoding="utf-8"), f"table: {path.stem}", content))
+
+
 def record(row: Any) -> dict[str, Any]:
     """Return a row, which may be a dict, a NamedTuple or a dataclass, as a dict."""
     if isinstance(row, dict):
