@@ -1,4 +1,4 @@
-# make run | test | check | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | study | selection | sae | sae-minilm | moe | kill | clean
+# make run | test | check | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | study | selection | sae | sae-minilm | moe | coding | kill | clean
 # One virtual environment, .venv, with khot installed editable; each target installs the extras it needs, once.
 
 PYTHON ?= python3
@@ -8,7 +8,7 @@ BIN := .venv/bin
 NATIVE := src/khot/kernels/native
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test check compare lint docs doctest sanitize wheels figures grid speed halving solver-error study moe selection sae sae-minilm kill clean
+.PHONY: run test check compare lint docs doctest sanitize wheels figures grid speed halving solver-error study moe selection sae sae-minilm coding kill clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
@@ -98,6 +98,13 @@ sae: $(call stamp,test)
 sae-minilm: $(call stamp,test)
 	$(BIN)/python -m benchmarks.sae_minilm examples/shakespeare.txt
 
+# Which pursuit, which dictionary, which subset? Half an hour; the files that docs/sparse-coding.md shows.
+coding: $(call stamp,test) $(call stamp,bench)
+	$(BIN)/python -m benchmarks.pursuit_speed
+	$(BIN)/python -m benchmarks.dictionary
+	$(BIN)/python -m benchmarks.best_subset
+	$(BIN)/python -m benchmarks.denoising
+
 # Kill `khot select` and `khot sae` at random moments.
 kill: $(call stamp,test)
 	$(BIN)/python tests/kill_select.py 20
@@ -111,7 +118,7 @@ clean:
 	$(PYTHON) -m venv .venv
 
 # torch first and pinned, so that no extra pulls another build in.
-$(call stamp,run) $(call stamp,test) $(call stamp,lint) $(call stamp,docs): $(call stamp,%): pyproject.toml hatch_build.py $(wildcard $(NATIVE)/*) | .venv/bin/pip
+$(call stamp,run) $(call stamp,test) $(call stamp,lint) $(call stamp,docs) $(call stamp,bench): $(call stamp,%): pyproject.toml hatch_build.py $(wildcard $(NATIVE)/*) | .venv/bin/pip
 	$(BIN)/pip install --quiet "$(TORCH)" numpy
 	$(BIN)/pip install --quiet --editable ".[$(if $(filter run,$*),select,$*)]"
 	@touch $@

@@ -2,8 +2,8 @@
 
 Part of an image of scikit-learn, gray values in [0, 1], noise σ = 25/255. The methods: `khot.sklearn.KSVD` as in
 examples/denoise_image.py; scikit-learn's dictionary on the same patches, coded by its OMP to the same tolerance; and,
-if scikit-image is installed, total variation and non-local means. Writes results/denoising.csv, docs/tables/denoising.md
-and docs/img/denoising.png; some minutes.
+if scikit-image is installed, total variation and non-local means. Writes results/denoising.csv,
+docs/tables/denoising.md and docs/img/denoising.png; some minutes.
 """
 
 from __future__ import annotations

@@ -55,7 +55,11 @@ def calls(x: np.ndarray, atoms: np.ndarray, k: int) -> dict[str, tuple[Callable[
         import spams
 
         columns, basis = np.asfortranarray(x.T), np.asfortranarray(atoms.T)
-        found["SPAMS `omp`"] = (lambda: spams.omp(columns, basis, L=k, numThreads=1), lambda code: code.toarray().T)
+        # Without `eps`, SPAMS 2.6 returns empty codes of float32 signals, quickly, in a process that has loaded torch.
+        found["SPAMS `omp`"] = (
+            lambda: spams.omp(columns, basis, L=k, eps=0.0, numThreads=1),
+            lambda code: code.toarray().T,
+        )
     return found
 
 
@@ -67,6 +71,9 @@ def measure(signals: int, rounds: int) -> Iterator[Row]:
         atoms = random.standard_normal((ATOMS, D)).astype(dtype)
         atoms /= np.linalg.norm(atoms, axis=1, keepdims=True)
         todo = calls(x, atoms, K)
+        for name, (call, dense) in todo.items():
+            if not ((dense(call()) != 0).sum(1) == K).all():
+                raise RuntimeError(f"{name}, {dtype}: a code has not {K} entries, so its time would mean nothing")
         times: dict[str, list[float]] = {name: [] for name in todo}
         for i in range(rounds + 1):
             for name, (call, _) in todo.items():
