@@ -1,4 +1,4 @@
-# make run | test | check | examples | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | study | temperature | selection | sae | sae-minilm | moe | kill | clean
+# make run | test | check | examples | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | study | temperature | selection | sae | sae-minilm | moe | coding | kill | clean
 # One virtual environment, .venv, with khot installed editable; each target installs the extras it needs, once.
 
 PYTHON ?= python3
@@ -11,7 +11,7 @@ EXTRA = $(if $(filter run,$*),select,$*)
 QUIET := $(shell test -t 2 || echo --quiet)
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm kill clean
+.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm coding kill clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
@@ -128,6 +128,13 @@ sae: $(call stamp,test)
 sae-minilm: $(call stamp,test)
 	$(BIN)/python -m benchmarks.sae_minilm examples/shakespeare.txt
 
+# Which pursuit, which dictionary, which subset? Half an hour; the files that docs/sparse-coding.md shows.
+coding: $(call stamp,test) $(call stamp,bench)
+	$(BIN)/python -m benchmarks.pursuit_speed
+	$(BIN)/python -m benchmarks.dictionary
+	$(BIN)/python -m benchmarks.best_subset
+	$(BIN)/python -m benchmarks.denoising
+
 # Kill `khot select` and `khot sae` at random moments.
 kill: $(call stamp,test)
 	$(BIN)/python tests/kill_select.py 20
@@ -141,7 +148,7 @@ clean:
 	$(PYTHON) -m venv .venv
 
 # torch first and pinned, so that no extra pulls another build in.
-$(call stamp,run) $(call stamp,test) $(call stamp,lint) $(call stamp,docs) $(call stamp,release): $(call stamp,%): pyproject.toml hatch_build.py $(wildcard $(NATIVE)/*) | .venv/pyvenv.cfg
+$(call stamp,run) $(call stamp,test) $(call stamp,lint) $(call stamp,docs) $(call stamp,release) $(call stamp,bench): $(call stamp,%): pyproject.toml hatch_build.py $(wildcard $(NATIVE)/*) | .venv/pyvenv.cfg
 	@echo "Installing $(TORCH), numpy and the extra $(EXTRA) of khot into .venv, once. About 0.5 GB are downloaded"
 	@echo "with a CPU build of torch, several GB with CUDA. 'make $* BUILD=cpu' asks for a CPU build."
 	$(BIN)/python -m pip install $(QUIET) $(FROM) "$(TORCH)" numpy

@@ -5,7 +5,9 @@ import importlib
 import pytest
 
 
-@pytest.mark.parametrize(("module", "public"), [("khot.sklearn", {"KHotSelector"}), ("khot.hf", {"swap_routers"})])
+@pytest.mark.parametrize(
+    ("module", "public"), [("khot.sklearn", {"KHotSelector", "KHotRegressor", "KSVD"}), ("khot.hf", {"swap_routers"})]
+)
 def test_the_public_names_of_adapters(module, public):
     made = importlib.import_module(module)
     assert {n for n in dir(made) if not n.startswith("_")} == public == set(made.__all__)
