@@ -1,4 +1,4 @@
-# make run | test | check | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | study | selection | sae | sae-minilm | moe | kill | clean
+# make run | test | check | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | study | temperature | selection | sae | sae-minilm | moe | kill | clean
 # One virtual environment, .venv, with khot installed editable; each target installs the extras it needs, once.
 
 PYTHON ?= python3
@@ -8,7 +8,7 @@ BIN := .venv/bin
 NATIVE := src/khot/kernels/native
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test check compare lint docs doctest sanitize wheels figures grid speed halving solver-error study moe selection sae sae-minilm kill clean
+.PHONY: run test check compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm kill clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
@@ -33,9 +33,13 @@ doctest: $(call stamp,test)
 docs: $(call stamp,docs)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-figures: $(call stamp,docs)
-	$(BIN)/python docs/make_figures.py
+# What stands in the docs and is made from the code: names, line numbers and pictures. The last takes a minute and Chromium.
+figures: $(call stamp,test)
+	$(BIN)/python docs/make_api.py
 	$(BIN)/python docs/make_architecture.py
+	$(BIN)/python docs/make_figures.py
+	$(BIN)/python -m benchmarks.pictures
+	$(BIN)/python docs/make_screenshot.py
 
 # The C entry points under the address and undefined-behaviour sanitizers, with 100,000 random cases.
 SANITIZE := $(CXX) -O1 -g -std=c++17 -fopenmp -fno-math-errno -ffp-contract=off -fsanitize=address,undefined -fno-sanitize-recover=all -I$(NATIVE)
@@ -76,6 +80,10 @@ study: $(call stamp,test)
 	$(BIN)/python -m benchmarks.estimators
 	$(BIN)/python -m benchmarks.regression
 	$(BIN)/python -m benchmarks.vae
+
+# Which temperature? Five minutes; the files that docs/start/temperature.md shows.
+temperature: $(call stamp,test)
+	$(BIN)/python -m benchmarks.temperature
 
 # Which router? An hour; the files that docs/moe.md shows.
 moe: $(call stamp,test)

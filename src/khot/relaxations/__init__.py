@@ -10,6 +10,8 @@ from ._family import power_topk as power_topk
 from ._family import sigmoid_topk as sigmoid_topk
 from ._hard import hard_topk as hard_topk
 from ._hard import straight_through as straight_through
+from ._slots import Selection as Selection
+from ._slots import SoftTopK as SoftTopK
 from ._slots import iterative_topk as iterative_topk
 from ._slots import ordered_topk as ordered_topk
 from ._slots import soft_topk as soft_topk

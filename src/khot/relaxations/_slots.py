@@ -90,20 +90,25 @@ def soft_topk(
 ) -> SoftTopK:
     """`torch.topk` with soft values: the k greatest scores in falling order, differentiable in all of them.
 
-    `values = P x` with `P = ordered_topk(x, k)`.
+    `values = P x` with `P = ordered_topk(x, k)`. Each value is a mean of scores, and the default temperature 1 suits
+    scores that lie about 10 apart: for closer ones set `temperature` to a tenth of their spacing, as in the examples.
 
     Args:
         x: scores, (…, n) with n at `dim`.
         k: how many, a whole number 0 ≤ k ≤ n.
-        dim, temperature, mask: as for `ordered_topk`.
+        temperature: T > 0; about a tenth of the spacing of the scores gives values near those of `torch.topk`.
+        dim, mask: as for `ordered_topk`.
 
     Returns:
         values, indices and weights. The values tend to those of `torch.topk` as T → 0. A score of −inf weighs nothing,
         and a slot in which +inf has a share is +inf.
 
     Examples:
-        >>> soft_topk(torch.tensor([0.0, 2.0, 1.0]), 2, temperature=0.1)[:2]
-        (tensor([1.9933, 1.0000]), tensor([1, 2]))
+        >>> x = torch.tensor([3.0, 2.0, 1.0, 0.0, -1.0])  # spacing 1
+        >>> soft_topk(x, 2, temperature=0.1).values  # torch.topk: 3, 2
+        tensor([2.9933, 2.0000])
+        >>> soft_topk(x, 2).values  # at the default temperature the slots are means of all five scores
+        tensor([2.2315, 1.6679])
     """
     _check_slots(x, k, dim, temperature, mask)
     weights = _ladder(x, k, sigmoid_topk, dim, temperature, mask)
