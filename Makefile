@@ -1,4 +1,4 @@
-# make run | test | check | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | study | temperature | selection | sae | sae-minilm | moe | kill | clean
+# make run | test | check | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | study | temperature | selection | sae | sae-minilm | sindy | moe | kill | clean
 # One virtual environment, .venv, with khot installed editable; each target installs the extras it needs, once.
 
 PYTHON ?= python3
@@ -8,7 +8,7 @@ BIN := .venv/bin
 NATIVE := src/khot/kernels/native
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test check compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm kill clean
+.PHONY: run test check compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm sindy kill clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
@@ -104,6 +104,10 @@ sae: $(call stamp,test)
 
 sae-minilm: $(call stamp,test)
 	$(BIN)/python -m benchmarks.sae_minilm examples/shakespeare.txt
+
+# Which terms? Ten minutes; the tables of docs/sparse-coding.md about equations.
+sindy: $(call stamp,test)
+	$(BIN)/python -m benchmarks.sindy
 
 # Kill `khot select` and `khot sae` at random moments.
 kill: $(call stamp,test)

@@ -1,9 +1,9 @@
 """Which terms are in the equations? `KHotOptimizer` and pysindy's optimizers on six systems with known equations.
 
-Each run takes a trajectory, adds noise (a share of the standard deviation of each state), differentiates it by pysindy's
-`SmoothedFiniteDifference` at its defaults, and gives the same library and the same derivatives to all methods. A run is
-exact if the terms of all equations are right, none missing and none in excess. Methods marked with * are told something
-about the truth. Writes results/sindy.csv and the tables sindy and sindy-systems of docs/sparse-coding.md.
+Each run takes a trajectory, adds noise (a share of the standard deviation of each state), differentiates it by
+pysindy's `SmoothedFiniteDifference` at its defaults, and gives the same library and the same derivatives to all methods.
+A run is exact if the terms of all equations are right, none missing and none in excess. Methods marked with * are told
+something about the truth. Writes results/sindy.csv and the tables sindy and sindy-systems of docs/sparse-coding.md.
 """
 
 from __future__ import annotations

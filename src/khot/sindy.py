@@ -109,11 +109,8 @@ class KHotOptimizer(BaseOptimizer):  # type: ignore[misc]
             if self.costs is not None:
                 raise ValueError('`costs` need a budget: `k` must be a number, or one for each equation; got "auto".')
             self.path_ = splice_path(a, b, self._most(*a.shape, b.shape[1]), **how)
-            if self.total is not None:
-                sizes = divide(self.path_.loss, self.total)
-            else:
-                sizes = self.path_.choose(self.criterion)
-            found = self.path_.at(sizes)
+            chosen = self.path_.choose(self.criterion) if self.total is None else divide(self.path_.loss, self.total)
+            found = self.path_.at(chosen)
             self.history_ = list(self.path_.coef.mT.numpy())
         self.coef_ = found.coef.mT.numpy()
         self.history_.append(self.coef_.copy())
