@@ -105,9 +105,10 @@ sae: $(call stamp,test)
 sae-minilm: $(call stamp,test)
 	$(BIN)/python -m benchmarks.sae_minilm examples/shakespeare.txt
 
-# Which terms? Ten minutes; the tables of docs/sparse-coding.md about equations.
+# Which terms, and how many? A quarter of an hour; the tables of docs/sparse-coding.md about equations.
 sindy: $(call stamp,test)
 	$(BIN)/python -m benchmarks.sindy
+	$(BIN)/python -m benchmarks.sindy_criterion
 
 # Kill `khot select` and `khot sae` at random moments.
 kill: $(call stamp,test)

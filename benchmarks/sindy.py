@@ -1,9 +1,9 @@
 """Which terms are in the equations? `KHotOptimizer` and pysindy's optimizers on six systems with known equations.
 
 Each run takes a trajectory, adds noise (a share of the standard deviation of each state), differentiates it by
-pysindy's `SmoothedFiniteDifference` at its defaults, and gives the same library and the same derivatives to all methods.
-A run is exact if the terms of all equations are right, none missing and none in excess. Methods marked with * are told
-something about the truth. Writes results/sindy.csv and the tables sindy and sindy-systems of docs/sparse-coding.md.
+pysindy's `SmoothedFiniteDifference` at its defaults, and gives the same library and derivatives to all methods. A run
+is exact if the terms of all equations are right, none missing and none in excess. Methods marked with * are told
+something about the truth. Writes results/sindy.csv, and tables and the picture of docs/sparse-coding.md.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from pysindy import PolynomialLibrary, SmoothedFiniteDifference
+from matplotlib.figure import Figure
+from pysindy import PolynomialLibrary, SINDy, SmoothedFiniteDifference
 from pysindy.optimizers import FROLS, SR3, SSR, STLSQ
 from scipy.integrate import solve_ivp
 
 from benchmarks import common
+from benchmarks.style import BLUE, GREY, ORANGE, panels, styled
 from khot.sindy import KHotOptimizer
 
 NOISE = (0.0, 0.001, 0.01, 0.05, 0.1)
@@ -41,6 +43,11 @@ class System(NamedTuple):
     start: tuple[float, ...]
     time: float
     step: float
+
+    @property
+    def degree(self) -> int:
+        """The highest number of factors."""
+        return max(len(factors) for equation in self.equations for factors in equation)
 
 
 def lorenz_96(size: int, force: float) -> tuple[dict[Term, float], ...]:
@@ -107,10 +114,8 @@ class Task(NamedTuple):
     truth: np.ndarray  # (states, terms)
 
 
-@cache
-def trajectory(name: str) -> tuple[np.ndarray, np.ndarray]:
+def simulate(system: System) -> tuple[np.ndarray, np.ndarray]:
     """Return the times and the states, (rows, states)."""
-    system = SYSTEMS[name]
     terms = [[(c, list(factors)) for factors, c in equation.items()] for equation in system.equations]
 
     def slope(_: float, x: np.ndarray) -> list[float]:
@@ -121,19 +126,32 @@ def trajectory(name: str) -> tuple[np.ndarray, np.ndarray]:
     return at, solved.y.T
 
 
-def make_task(name: str, degree: int, noise: float, seed: int) -> Task:
-    t, x = trajectory(name)
-    x = x + noise * x.std(0) * np.random.default_rng(seed).standard_normal(x.shape)
-    differentiate = SmoothedFiniteDifference()
+@cache
+def trajectory(name: str) -> tuple[np.ndarray, np.ndarray]:
+    return simulate(SYSTEMS[name])
+
+
+def noisy(x: np.ndarray, noise: float, seed: int) -> np.ndarray:
+    shaken: np.ndarray = x + noise * x.std(0) * np.random.default_rng(seed).standard_normal(x.shape)
+    return shaken
+
+
+def regression(system: System, x: np.ndarray, t: np.ndarray, degree: int, differentiate: Any) -> Task:
+    """Return the library of the states, as smoothed by the differentiation, and their derivatives."""
     derivatives = np.asarray(differentiate(x, t))
     library = PolynomialLibrary(degree)
     values = np.asarray(library.fit_transform(np.asarray(differentiate.smoothed_x_)))
     truth = np.zeros((x.shape[1], values.shape[1]))
     powers = [tuple(row) for row in library.powers_]
-    for i, equation in enumerate(SYSTEMS[name].equations):
+    for i, equation in enumerate(system.equations):
         for factors, coefficient in equation.items():
             truth[i, powers.index(tuple(factors.count(j) for j in range(x.shape[1])))] = coefficient
     return Task(values, derivatives, truth)
+
+
+def make_task(name: str, degree: int, noise: float, seed: int) -> Task:
+    t, x = trajectory(name)
+    return regression(SYSTEMS[name], noisy(x, noise, seed), t, degree, SmoothedFiniteDifference())
 
 
 def fit(optimizer: Any, task: Task) -> np.ndarray:
@@ -184,8 +202,7 @@ SOLVERS: tuple[Callable[[Task], dict[str, np.ndarray]], ...] = (
 
 def run(systems: Sequence[str], degrees: Sequence[int], noise: Sequence[float], seeds: int) -> Iterator[Row]:
     for name in systems:
-        lowest = max(len(factors) for equation in SYSTEMS[name].equations for factors in equation)
-        for degree in (d for d in degrees if d >= lowest):
+        for degree in (d for d in degrees if d >= SYSTEMS[name].degree):
             for share in noise:
                 terms = make_task(name, degree, share, 0).library.shape[1]
                 count = 1 if share == 0 else seeds if terms < LARGE else min(FEW, seeds)
@@ -249,10 +266,30 @@ def systems_table(rows: Sequence[Any]) -> str:
     return WRITTEN + "\n".join(lines) + "\n"
 
 
+@styled
+def portrait(noise: float = 0.03, degree: int = 5, seconds: float = 8.0) -> Figure:
+    """Draw noisy data of Lorenz's system, and what the equations do that two optimizers find in them."""
+    t, truth = trajectory("Lorenz")
+    data = noisy(truth, noise, 0)
+    shown = t[t < seconds]
+    curves = {f"data with {100 * noise:g} % of noise": (data[: len(shown)], GREY)}
+    for name, optimizer, color in (("KHotOptimizer", KHotOptimizer(), BLUE), ("STLSQ", STLSQ(), ORANGE)):
+        model = SINDy(optimizer, PolynomialLibrary(degree), SmoothedFiniteDifference()).fit(data, t)
+        kws = {"method": "LSODA", "rtol": 1e-6, "atol": 1e-6}
+        label = f"{name}: {model.complexity} terms"
+        curves[label] = (model.simulate(np.array(SYSTEMS["Lorenz"].start), shown, integrator_kws=kws), color)
+    picture, (axes,) = panels(1, 3, 3.6, sharex=True, sharey=True)
+    for panel, (title, (x, color)) in zip(axes, curves.items(), strict=True):
+        panel.plot(x[:, 0], x[:, 2], color=color, linewidth=0.9)
+        panel.set(title=title, xlabel="x")
+    axes[0].set(ylabel="z", xlim=(-22, 22), ylim=(0, 52))
+    return picture
+
+
 def main() -> int:
     parser = common.parser(__doc__, "two systems, degree 2, two noise levels, two seeds")
     parser.add_argument("--system", action="append", choices=list(SYSTEMS), help="repeat for more; default: all")
-    parser.add_argument("--redraw", action="store_true", help="write the tables of the committed rows again")
+    parser.add_argument("--redraw", action="store_true", help="write tables and picture of the committed rows")
     args = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[Any] = []
@@ -271,6 +308,8 @@ def main() -> int:
     text = table(rows)
     common.write_table(places.tables / "sindy.md", text)
     common.write_table(places.tables / "sindy-systems.md", systems_table(rows))
+    if not args.quick:
+        common.write_picture(places.images / "lorenz.svg", portrait())
     common.show(args, rows, text)
     return 130 if is_interrupted else 0
 
