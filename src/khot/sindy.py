@@ -38,7 +38,7 @@ def floored_ebic(loss: Tensor, k: Tensor, rows: float, columns: int) -> Tensor:
     return (bic(floored, k, rows, columns) + ebic(floored, k, rows, columns)) / 2
 
 
-class KHotOptimizer(BaseOptimizer):  # type: ignore[misc]
+class KHotOptimizer(BaseOptimizer):
     """Choose exactly k library terms for each equation: `min ‖ẋ − Θ·ξ‖²` such that at most k of ξ differ from 0.
 
     The search is `khot.coding.splice`, which does not depend on the scale of the terms and needs no commercial solver.
@@ -108,7 +108,7 @@ class KHotOptimizer(BaseOptimizer):  # type: ignore[misc]
             _check.one_of("k", self.k, ("auto",))
             if self.costs is not None:
                 raise ValueError('`costs` need a budget: `k` must be a number, or one for each equation; got "auto".')
-            self.path_ = splice_path(a, b, self._most(*a.shape, b.shape[1]), **how)
+            self.path_ = splice_path(a, b, self._most(len(a), a.shape[1], b.shape[1]), **how)
             chosen = self.path_.choose(self.criterion) if self.total is None else divide(self.path_.loss, self.total)
             found = self.path_.at(chosen)
             self.history_ = list(self.path_.coef.mT.numpy())
