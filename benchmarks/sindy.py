@@ -251,7 +251,7 @@ def table(rows: Sequence[Any]) -> str:
     return WRITTEN + "\n".join(lines) + "\n"
 
 
-SHOWN = ('KHotOptimizer("auto")', "KHotOptimizer(k) *", "STLSQ", "STLSQ, best threshold *", "FROLS, at k *")
+SHOWN = ('KHotOptimizer("auto")', "KHotOptimizer(k) *", "STLSQ", "STLSQ, best threshold *", "SSR, at k *")
 
 
 def systems_table(rows: Sequence[Any]) -> str:
