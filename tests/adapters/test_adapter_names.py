@@ -4,7 +4,6 @@ import importlib
 
 import pytest
 
-
 PUBLIC = {
     "khot.sklearn": {"KHotRegressor", "KHotSelector", "KSVD"},
     "khot.hf": {"swap_routers"},
