@@ -1,4 +1,4 @@
-# make run | test | check | examples | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | study | temperature | selection | sae | sae-minilm | moe | coding | kill | clean
+# make run | test | check | examples | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | study | temperature | selection | sae | sae-minilm | sindy | moe | coding | kill | clean
 # One virtual environment, .venv, with khot installed editable; each target installs the extras it needs, once.
 
 PYTHON ?= python3
@@ -11,7 +11,7 @@ EXTRA = $(if $(filter run,$*),select,$*)
 QUIET := $(shell test -t 2 || echo --quiet)
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm coding kill clean
+.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm coding sindy kill clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
@@ -134,6 +134,11 @@ coding: $(call stamp,test) $(call stamp,bench)
 	$(BIN)/python -m benchmarks.dictionary
 	$(BIN)/python -m benchmarks.best_subset
 	$(BIN)/python -m benchmarks.denoising
+
+# Which terms, and how many? A quarter of an hour; the tables of docs/sparse-coding.md about equations.
+sindy: $(call stamp,test)
+	$(BIN)/python -m benchmarks.sindy
+	$(BIN)/python -m benchmarks.sindy_criterion
 
 # Kill `khot select` and `khot sae` at random moments.
 kill: $(call stamp,test)
