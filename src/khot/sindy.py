@@ -9,13 +9,10 @@ import torch
 from torch import Tensor
 
 from . import _check
+from ._extras import require
 from .coding import Criterion, SplicePath, bic, ebic, splice, splice_path
 
-try:
-    from pysindy.optimizers import BaseOptimizer
-except ModuleNotFoundError as missing:
-    said = f"`khot.sindy` needs {missing.name}: run pip install '.[sindy]' in a clone of khot."
-    raise ModuleNotFoundError(said, name=missing.name) from missing
+BaseOptimizer: Any = require("pysindy.optimizers", extra="sindy").BaseOptimizer
 
 __all__ = ["KHotOptimizer", "floored_ebic"]
 

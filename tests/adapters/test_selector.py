@@ -19,7 +19,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import khot
 from khot import estimators
 from khot.designs import ConditionalPoisson
-from khot.sklearn import KHotSelector, _standardised, find_task, number_of_features
+from khot.sklearn import KHotSelector, find_task, number_of_features
+from khot.sklearn._selector import _standardised
 
 pytestmark = pytest.mark.slow
 
