@@ -1,6 +1,7 @@
 """The studies behind docs/sparse-coding.md: small parts of them, and that the tables are those of the results."""
 
 import csv
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -13,10 +14,9 @@ RESULTS, TABLES = common.COMMITTED.results, common.COMMITTED.tables
 
 def read(study, name):
     """Rows of a committed CSV, as the study's own type."""
-    kinds = {"str": str, "int": int, "float": float}
     with (RESULTS / f"{name}.csv").open(encoding="utf-8") as file:
         _, *rows = csv.reader(file)
-    types = [kinds[kind] for kind in study.Row.__annotations__.values()]
+    types = list(get_type_hints(study.Row).values())
     return [study.Row(*(kind(value) for kind, value in zip(types, row, strict=True))) for row in rows]
 
 
