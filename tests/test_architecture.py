@@ -49,9 +49,18 @@ def test_nobody_imports_another_rooms_private_file():
     assert len(private_doors(PACKAGE / "nn" / "moe.py", wrong)) == 2, "the check finds what it should"
 
 
+SPARSE_CODING = {"coding", "sindy.py", "best_subset.py", "pursuit.py", "_ksvd.py", "_regressor.py", "_sparse.py"}
+LINES = {"sparse coding": 1_720, "the rest": 12_120}
+"""Ratchets: lower them when code shrinks, and give each application one of its own."""
+
+
 def test_the_library_stays_small():
     assert len([path for path in FILES if path.read_text().strip()]) <= 110
-    assert sum(len(path.read_text().splitlines()) for path in FILES) <= 12_750
+    lines = dict.fromkeys(LINES, 0)
+    for path in FILES:
+        is_new = SPARSE_CODING.intersection(path.relative_to(PACKAGE).parts)
+        lines["sparse coding" if is_new else "the rest"] += len(path.read_text().splitlines())
+    assert all(lines[name] <= most for name, most in LINES.items()), lines
 
 
 def khot_files(call):
