@@ -148,10 +148,16 @@ class Design(Parameters):
         raise NotImplementedError(f"The mode of `{name}` is not tractable; that of `ConditionalPoisson` is.")
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return log P(x = value), for k-hot values (…, n) that broadcast with the batch; differentiable."""
+        """Return log P(x = value), for k-hot values (…, n) that broadcast with the batch; differentiable.
+
+        A value of another size is an error; −inf, as for any value that cannot be drawn, if `validate_args` is off.
+        """
         if self._validate_args:
             self._validate_sample(value)
-        return self._log_prob(value.to(torch.float64)).to(self.parameter.dtype)
+        value = value.to(torch.float64)
+        is_of_size = (value.sum(-1).round() - self._sizes).abs() < 1
+        log = self._log_prob(torch.where(is_of_size[..., None], value, 0.0))  # a large subset may be costly, or too much
+        return torch.where(is_of_size, log, -torch.inf).to(self.parameter.dtype)
 
     def entropy(self) -> Tensor:
         """Return −Σ p log p in nats, (*batch)."""
