@@ -1,0 +1,42 @@
+"""Defects that an audit of estimators found, each by its own name."""
+
+import pytest
+import torch
+
+from khot import estimators
+from khot.designs import Pivotal
+
+THETA = torch.tensor([0.9, -0.4, 0.3, -1.1, 0.2], dtype=torch.float64)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("k", [1.5, torch.tensor(1.5), torch.tensor([1.0, 2.5])])
+def test_fractional_sizes_gave_nan_or_other_sums(k):
+    """`imle` was NaN, `xie_ermon` summed to ⌊k⌋, and hard relaxed samples were NaN if k was a tensor."""
+    design = Pivotal(logits=THETA.expand(2, -1), k=k)
+    for call in (
+        lambda: estimators.imle(design),
+        lambda: estimators.xie_ermon(design),
+        lambda: estimators.relaxed(design, hard=True),
+    ):
+        with pytest.raises(ValueError, match=r"`k` must be an integer.*; got [12]\.5"):
+            call()
+    assert estimators.relaxed(design).sum(-1).sub(torch.as_tensor(k)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("estimator", [estimators.imle, estimators.xie_ermon, estimators.relaxed])
+def test_sizes_of_nought_and_infinite_scores(estimator):
+    """`xie_ermon` summed to 1 at k = 0, and was NaN beside +inf."""
+    theta = torch.tensor([torch.inf, 0.3, -torch.inf, 1.0, -0.5], dtype=torch.float64, requires_grad=True)
+    nothing = estimator(Pivotal(logits=theta.detach().clamp(-1, 1), k=0), (3,), generator=generator())
+    assert (nothing == 0).all()
+    y = estimator(Pivotal(logits=theta, k=3), (20,), generator=generator())
+    torch.testing.assert_close(y.sum(-1), torch.full((20,), 3.0, dtype=torch.float64))
+    assert (y[:, 0] == 1).all()
+    assert (y[:, 2] == 0).all()
+    (gradient,) = torch.autograd.grad((y * THETA).sum(), theta)
+    assert gradient.isfinite().all()
+    assert gradient[0] == gradient[2] == 0
