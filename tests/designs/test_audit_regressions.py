@@ -12,7 +12,7 @@ BITS = (torch.arange(32)[:, None] >> torch.arange(5) & 1).double()  # all subset
 
 @EVERY
 def test_values_of_another_size_had_a_probability_if_unvalidated(design):
-    """A mixture over sizes summed to 2.5 over all subsets with conditional Poisson, 2.6 with Sampford, 3 with Brewer."""
+    """A mixture over sizes summed to 2.5 with conditional Poisson, to 2.6 with Sampford, to 3 with Brewer."""
     if design is Pivotal:
         return
     theta = scores(3, 5).requires_grad_()

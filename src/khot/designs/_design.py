@@ -156,7 +156,9 @@ class Design(Parameters):
             self._validate_sample(value)
         value = value.to(torch.float64)
         is_of_size = (value.sum(-1).round() - self._sizes).abs() < 1
-        log = self._log_prob(torch.where(is_of_size[..., None], value, 0.0))  # a large subset may be costly, or too much
+        log = self._log_prob(
+            torch.where(is_of_size[..., None], value, 0.0)
+        )  # a large subset may be costly, or too much
         return torch.where(is_of_size, log, -torch.inf).to(self.parameter.dtype)
 
     def entropy(self) -> Tensor:

@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.distributions.utils import clamp_probs
 
 from .. import _check, _shape, ops
-from .._math import noise
+from .._math import noise, select
 from ..constraints import capped_simplex
 from ..relaxations import hard_topk, sigmoid_topk, straight_through
-from ._design import Design
+from ._design import Design, outer
 from ._parameters import Parameters, can_read, extremes
 from ._pivotal import Pivotal
 
@@ -241,10 +241,11 @@ def horvitz_thompson(values: Tensor, sample: Tensor, probs: Tensor) -> Tensor:
 def horvitz_thompson_variance(
     values: Tensor, probs: Tensor, joint_probs: Tensor, *, sample: Tensor | None = None
 ) -> Tensor:
-    """Return the variance of `horvitz_thompson` for a design of fixed size, exactly or estimated from a sample.
+    """Return the variance of `horvitz_thompson` for any design, exactly or estimated from a sample.
 
-    `½ Σ_ij (π_i π_j − π_ij)(y_i/π_i − y_j/π_j)²`; with a sample, over its pairs, each divided by π_ij (Sen, Yates and
-    Grundy).
+    `½ Σ_ij (π_i π_j − π_ij)(y_i/π_i − y_j/π_j)² + Σ_i c_i (y_i/π_i)²`, with c_i = Σ_j π_ij − π_i Σπ, the covariance of
+    item i and the size: 0 if that is fixed. With a sample, over its pairs, each divided by π_ij, and its items, by π_i
+    (Sen, Yates and Grundy).
 
     Args:
         values: y, (…, n).
@@ -261,21 +262,36 @@ def horvitz_thompson_variance(
         >>> horvitz_thompson_variance(y, design.mean, design.joint_probs())
         tensor(0.7576, dtype=torch.float64)
     """
-    _check_broadcast(values=values, probs=probs)
+    _check_broadcast(values=values, probs=probs, **({} if sample is None else {"sample": sample}))
     n = values.shape[-1]
     if not isinstance(joint_probs, Tensor) or tuple(joint_probs.shape[-2:]) != (n, n):
         got = tuple(joint_probs.shape) if isinstance(joint_probs, Tensor) else type(joint_probs).__name__
         raise ValueError(f"`joint_probs` must have the shape (…, {n}, {n}); got {got}.")
+    size = probs.sum(-1, keepdim=True)
+    with_size = joint_probs.sum(-1) - joint_probs.diagonal(dim1=-2, dim2=-1) + probs * (1 - size)
+    is_rounding = with_size.abs() <= 8 * torch.finfo(probs.dtype).eps * size.clamp(min=1) * probs
+    with_size = torch.where(is_rounding, 0.0, with_size)
+    drawn = torch.ones_like(probs)
+    if sample is not None:  # only what was drawn, (…, k), with weight 0 where a row has fewer
+        shape = torch.broadcast_shapes(values.shape, probs.shape, sample.shape, joint_probs.shape[:-1])
+        place = select.indices((sample != 0).to(torch.int64).expand(shape))
+        index = place.clamp(min=0)
+        pairs = (index[..., :, None] * n + index[..., None, :]).flatten(-2)
+        joint_probs = (
+            joint_probs.flatten(-2).expand(*shape[:-1], -1).gather(-1, pairs).unflatten(-1, index.shape[-1:] * 2)
+        )
+        drawn, values, probs, with_size = (
+            t.expand(shape).gather(-1, index) for t in (sample, values, probs, with_size)
+        )
+        drawn = torch.where(place >= 0, drawn, 0.0)
+    chance = torch.where(probs > 0, probs, 1.0)
+    ratio = torch.where((probs > 0) & (drawn != 0), values, 0.0) / chance
+    less = outer(probs) - joint_probs
     if sample is not None:
-        values = torch.where(sample != 0, values, 0.0)
-    is_possible = probs > 0
-    ratio = torch.where(is_possible, values, 0.0) / torch.where(is_possible, probs, 1.0)
+        less = outer(drawn) * less / torch.where(joint_probs > 0, joint_probs, 1.0)
+        with_size = drawn * with_size / chance
     apart = (ratio[..., :, None] - ratio[..., None, :]).square()
-    less = probs[..., :, None] * probs[..., None, :] - joint_probs
-    if sample is not None:
-        both = sample[..., :, None] * sample[..., None, :]
-        less = torch.where(both != 0, both * less / torch.where(both != 0, joint_probs, 1.0), 0.0)
-    return (less * apart).sum((-1, -2)) / 2
+    return (less * apart).sum((-1, -2)) / 2 + (with_size * ratio.square()).sum(-1)
 
 
 def _check_broadcast(**tensors: Any) -> None:
