@@ -1,16 +1,17 @@
 """Samples with a gradient, each as a function and as a distribution; and totals from samples."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.distributions.utils import clamp_probs
+from torch.nn.functional import logsigmoid
 
 from .. import _check, _shape, ops
 from .._math import noise, select
 from ..constraints import capped_simplex
-from ..relaxations import hard_topk, sigmoid_topk, straight_through
+from ..relaxations import hard_topk, sigmoid_topk, straight_through, threshold
 from ._design import Design, outer
 from ._parameters import Parameters, can_read, extremes
 from ._pivotal import Pivotal
@@ -180,9 +181,22 @@ class RelaxedKHot(Parameters):
 
     def rsample(self, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
         """Draw soft k-hot samples, (*sample_shape, *batch, n), differentiable in the parameters."""
+        return sigmoid_topk(self._perturbed(sample_shape, generator), self.k, temperature=self.temperature)
+
+    def rsample_logits(self, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
+        """Draw as `rsample`, and return logit y of the sample y: it tells 1 − y where y rounds to 1."""
+        noisy = self._perturbed(sample_shape, generator).to(torch.float64)
+        tau = threshold(noisy, self.k, temperature=self.temperature)
+        logits = (noisy - tau[..., None]) / self._temperature[..., None]
+        return torch.where(noisy.isinf(), noisy, logits).to(self.logits.dtype)
+
+    def _perturbed(self, sample_shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
         theta = self.logits
-        noisy = theta + noise.gumbel(torch.Size(sample_shape) + theta.shape, theta, generator, ops.uniform)
-        return sigmoid_topk(noisy, self.k, temperature=self.temperature)
+        return theta + noise.gumbel(torch.Size(sample_shape) + theta.shape, theta, generator, ops.uniform)
+
+    @property
+    def _temperature(self) -> Tensor:
+        return torch.as_tensor(self.temperature, dtype=torch.float64, device=self.parameter.device)
 
     def sample(self, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
         """Draw soft k-hot samples without a gradient, (*sample_shape, *batch, n)."""
@@ -192,21 +206,35 @@ class RelaxedKHot(Parameters):
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log-density on the capped simplex, (…), with respect to any n − 1 of the coordinates.
 
-        With z = T logit y − θ and d = y(1 − y): `(n − 1) log T + log Γ(n) − Σz − n log Σe^{−z} − Σ log d + log Σd`.
-        Items with θ = ±inf are left out.
+        It depends on 1 − y, which is lost where y rounds to 1, as it often does in float32 at T ≤ 0.5; a warning says
+        so. `rsample_logits` and `log_prob_of_logits` have the same density to every digit.
         """
         if self._validate_args:
             self._validate_sample(value)
-        theta = self.logits.to(torch.float64)
+        is_open = self.logits.isfinite()
+        is_lost = (1 - value < 64 * torch.finfo(value.dtype).eps) & is_open
+        if can_read() and is_lost.any():
+            got = f"{int(is_lost.sum())} entries of {is_lost.numel()} round to 1, or nearly"
+            fix = "Use `rsample_logits` and `log_prob_of_logits`."
+            warnings.warn(f"The density of a relaxed sample in {value.dtype} is not right: {got}. {fix}", stacklevel=2)
+        y = value.to(torch.float64).clamp(torch.finfo(torch.float64).tiny, 1 - 2.0**-53)
+        return torch.where(self.support.check(value), self.log_prob_of_logits(torch.logit(y)), -torch.inf)
+
+    def log_prob_of_logits(self, value: Tensor) -> Tensor:
+        """Return `log_prob` of the sample y = σ(value), from its logits; (…).
+
+        With z = T logit y − θ and d = y(1 − y): `(n − 1) log T + log Γ(n) − Σz − n log Σe^{−z} − Σ log d + log Σd`.
+        Items with θ = ±inf are left out. It is a density of y, not of the logits; a difference of two is the same.
+        """
+        theta, T = self.logits.to(torch.float64), self._temperature
         is_open = theta.isfinite()
-        y = clamp_probs(value.to(torch.float64))
-        T = torch.as_tensor(self.temperature, dtype=torch.float64, device=theta.device)
         n = is_open.sum(-1).to(torch.float64)
-        z = torch.where(is_open, T[..., None] * torch.logit(y) - torch.where(is_open, theta, 0.0), torch.inf)
-        d = torch.where(is_open, y * (1 - y), 0.0)
-        flat = (torch.where(is_open, z, 0.0) + torch.where(is_open, d, 1.0).log()).sum(-1)
-        density = (n - 1) * T.log() + torch.lgamma(n) - flat - n * (-z).logsumexp(-1) + d.sum(-1).log()
-        return density.to(self.logits.dtype)
+        m = torch.where(is_open, value.to(torch.float64), 0.0)
+        z = T[..., None] * m - torch.where(is_open, theta, 0.0)
+        log_d = logsigmoid(m) + logsigmoid(-m)
+        flat = torch.where(is_open, z + log_d, 0.0).sum(-1)
+        spread, rest = (torch.where(is_open, t, -torch.inf).logsumexp(-1) for t in (log_d, -z))
+        return ((n - 1) * T.log() + torch.lgamma(n) - flat - n * rest + spread).to(self.logits.dtype)
 
     def __repr__(self) -> str:
         return f"RelaxedKHot(temperature={self.temperature}, {super().__repr__().partition('(')[2]}"
