@@ -2,10 +2,12 @@
 
 import pytest
 import torch
-from design_cases import EVERY, scores
+from design_cases import A6K3, EVERY, generator, scores
 from torch.distributions import Categorical, MixtureSameFamily
 
-from khot.designs import Brewer, Pivotal
+import khot
+from khot._math import high_entropy, subsets
+from khot.designs import Brewer, ConditionalPoisson, Pareto, Pivotal, PlackettLuce, Sampford
 
 BITS = (torch.arange(32)[:, None] >> torch.arange(5) & 1).double()  # all subsets of five items
 
@@ -30,3 +32,56 @@ def test_values_of_another_size_are_not_too_many_for_brewer():
     assert d.log_prob(torch.ones(20, dtype=torch.float64)) == -torch.inf
     with pytest.raises(ValueError, match="support"):
         Brewer(logits=scores(20), k=3).log_prob(torch.ones(20, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("design", [PlackettLuce, Pareto])
+def test_means_of_approximate_designs_had_no_gradient(design):
+    theta = scores(2, 5).requires_grad_()
+    k = torch.tensor([2, 3])
+    assert torch.autograd.gradcheck(lambda t: design(logits=t, k=k).mean, (theta,))
+    assert torch.autograd.gradgradcheck(lambda t: design(logits=t, k=k).mean, (theta,))
+    certain = torch.tensor([torch.inf, 0.3, -torch.inf, 1.0, -0.5], dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(design(logits=certain, k=2).mean[1], certain)
+    assert gradient.isfinite().all()
+    assert gradient[0] == gradient[2] == 0
+    assert abs(gradient.sum()) < 1e-12
+    weights = torch.tensor([0.0, 0.6, 0.5, 0.9], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.grad(design(weights, 2).mean[1], weights)[0].isfinite().all()
+
+
+@EVERY
+@pytest.mark.parametrize("k", [0, 5])
+def test_log_probs_without_a_choice_had_no_gradient(design, k):
+    if design is Pivotal:
+        return
+    theta = scores(5).requires_grad_()
+    d = design(logits=theta, k=k)
+    for value in (d.log_prob(torch.full((5,), k / 5)), d.mean.sum()):
+        (gradient,) = torch.autograd.grad(value, theta)
+        assert gradient.abs().max() < 1e-12
+
+
+def test_constants_and_joint_probabilities_by_parts(monkeypatch):
+    """Sampling 1e5 rows of 8 took 2.5 GB, and the pairs of 64 rows of 2000 took 12 GB."""
+    p, k = khot.sigmoid_topk(scores(40, 6), 3), torch.full((40,), 3.0, dtype=torch.float64)
+    designs = (Sampford(p, 3), ConditionalPoisson(p, 3), Pareto(p, 3))
+    whole = [high_entropy.pareto_constants(p.logit(), k), *(d.joint_probs() for d in designs)]
+    monkeypatch.setattr(high_entropy, "AT_ONCE", 500)
+    monkeypatch.setattr(subsets, "MOST_PAIRS", 100)
+    parts = [high_entropy.pareto_constants(p.logit(), k), *(d.joint_probs() for d in designs)]
+    for each, expected in zip(parts, whole, strict=True):
+        torch.testing.assert_close(each, expected, rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("design", [Sampford, Pareto])
+def test_variances_of_sums_took_all_pairs(design):
+    for d in (design(A6K3), design(torch.tensor([1.0, 0.0, 0.4, 0.6, 0.3, 0.7], dtype=torch.float64))):
+        x = d.enumerate_support()
+        p, a = d.log_prob(x).exp(), scores(2, 6)
+        sums = x @ a.mT
+        expected = p @ sums.square() - (p @ sums).square()
+        torch.testing.assert_close(d.variance_of_sum(a), expected, rtol=1e-12, atol=1e-14)
+    large = design(logits=scores(20_000), k=300)
+    weights = scores(20_000, seed=1)
+    sums = large.sample((400,), generator=generator()) @ weights
+    assert 0.7 < float(large.variance_of_sum(weights) / sums.var()) < 1.4  # 5.6 standard errors are 0.4

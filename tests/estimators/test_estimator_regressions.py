@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from khot import estimators
-from khot.designs import Pivotal
+from khot.designs import Pareto, Pivotal, PlackettLuce
+from khot.testing import check_estimator
 
 THETA = torch.tensor([0.9, -0.4, 0.3, -1.1, 0.2], dtype=torch.float64)
 
@@ -40,3 +41,38 @@ def test_sizes_of_nought_and_infinite_scores(estimator):
     (gradient,) = torch.autograd.grad((y * THETA).sum(), theta)
     assert gradient.isfinite().all()
     assert gradient[0] == gradient[2] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("design", [PlackettLuce, Pareto])
+def test_designs_whose_mean_had_no_gradient_were_biased(design):
+    """The relative bias of `taylor_control_variate` was 1, and straight-through samples had no gradient at all."""
+    for d in (design(logits=THETA, k=2), design(torch.tensor([0.2, 0.5, 0.45, 0.85], dtype=torch.float64))):
+        for estimator in (estimators.taylor_control_variate, estimators.score_function):
+            check_estimator(estimator, design=d)
+        check_estimator(estimators.reinmax, design=d, degree=2)
+        check_estimator(estimators.straight_through_sample, design=d, degree=1)
+
+
+class Unlearned(Pivotal):
+    """A design whose mean has no gradient."""
+
+    mean = property(lambda self: self.probs.detach())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda d: estimators.taylor_control_variate(d, lambda x: x.sum(-1)),
+        lambda d: estimators.reinmax(d, lambda x: x.sum(-1)),
+        estimators.straight_through_sample,
+        estimators.stochastic_times_smooth,
+    ],
+)
+def test_a_mean_without_a_gradient_is_an_error(call):
+    theta = THETA.clone().requires_grad_()
+    with pytest.raises(ValueError, match=r"`design\.mean` must be differentiable.*`Unlearned` is not.*`rloo`"):
+        call(Unlearned(logits=theta, k=2, order="given"))
+    call(Unlearned(logits=THETA, k=2, order="given"))
+    with torch.no_grad():
+        call(Unlearned(logits=theta, k=2, order="given"))

@@ -12,7 +12,7 @@ that #(+inf) ≤ k ≤ #(> −inf). How many nodes the sums take is read on the 
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -117,13 +117,17 @@ def log_prob(noise: Noise, scores: Tensor, k: Tensor, subset: Tensor) -> Tensor:
     parts, chunks = [], _chunks(nodes + 1, s)
     for node in chunks:
         y = spacing.unsqueeze(-1) * node - left.unsqueeze(-1)
-        if len(chunks) == 1 or not s.requires_grad:
-            values = log_integrand(s, y)
-        else:  # autograd would keep all chunks; so each is made anew when its turn comes
-            values = checkpoint(log_integrand, s, y, use_reentrant=False, preserve_rng_state=False)
+        values = log_integrand(s, y) if len(chunks) == 1 else made_anew(log_integrand, s, y)
         parts.append(values.logsumexp(-1))
     integral = (torch.stack(parts, -1).logsumexp(-1) + spacing.log()).clamp(max=0.0)
     return torch.where(is_random, integral, torch.where(possible, 0.0, -torch.inf))
+
+
+def made_anew(fn: Callable[..., Any], *arguments: Tensor) -> Any:
+    """Call a function of a chunk. Autograd would keep all chunks; so each is made anew when its turn comes."""
+    if not (torch.is_grad_enabled() and any(t.requires_grad for t in arguments)):
+        return fn(*arguments)
+    return checkpoint(fn, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
 def _chunks(count: int, each: Tensor) -> list[Tensor]:
@@ -157,9 +161,8 @@ def _peak_and_window(
     return peak, far[..., 0].exp(), far[..., 1].exp()
 
 
-@torch.no_grad()
 def inclusion(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
-    """Return P(i is in the sample) for each i, good to 1e-12, without derivatives; scores (…, n), k (…) → (…, n).
+    """Return P(i is in the sample) for each i, good to 1e-12, differentiable; scores (…, n), k (…) → (…, n).
 
     π_i = ∫ (1 − F(y − s_i)) g_i(y) dy, where g_i is the density of the k-th greatest score among the others.
     """
@@ -167,6 +170,7 @@ def inclusion(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
     is_random = scores.isfinite()
     sizes = is_random.sum(-1)
     result = ((scores == torch.inf) | (is_random & (k >= sizes).unsqueeze(-1))).to(scores.dtype)
+    result = result + 0 * torch.where(is_random, scores, 0.0)  # a gradient, of 0, where nothing is left to chance
     rows = (k > 0) & (k < sizes)
     if scores.numel() and bool(rows.any()):
         random = torch.where(is_random, scores, -torch.inf)[rows]
@@ -178,14 +182,20 @@ def _inclusion(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
     """Compute `inclusion` for (r, n) rows of which more than k ≥ 1 are random; the others are −inf."""
     s, order = _close_gaps(scores, k)
     total, mass = torch.zeros_like(s), torch.zeros_like(s)
-    row, y = _inclusion_nodes(noise, s, k)
+    with torch.no_grad():
+        row, y = _inclusion_nodes(noise, s, k)
+
+    def at(y: Tensor, s: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        z = y.unsqueeze(-1) - s
+        above = noise.log_sf(z).exp()
+        density = _kth_of_others(noise, z, above, k)
+        return density, above * density
+
     for part in _chunks(len(row), s[0].expand(min(s.shape[-1], 50), -1)):
         r = row[part]
-        z = y[part].unsqueeze(-1) - s[r]
-        above = noise.log_sf(z).exp()
-        density = _kth_of_others(noise, z, above, k[r])
+        density, both = made_anew(at, y[part], s[r], k[r])
         mass.index_add_(0, r, density)
-        total.index_add_(0, r, above * density)
+        total.index_add_(0, r, both)
     # The mass is 1/spacing, but for the rounding of Π φ, which `total` shares.
     return torch.empty_like(total).scatter_(-1, order, (total / mass).clamp(0.0, 1.0))
 

@@ -16,6 +16,7 @@ from torch import Tensor
 MOST = 30
 NEGLIGIBLE = 42.0  # e^−42 is 6e-19
 AT_ONCE = 1 << 18  # complex numbers per chunk: what stays in the cache
+MOST_PAIRS = 1 << 22  # at a time
 
 
 class Counts(NamedTuple):
@@ -94,6 +95,11 @@ def covariance_product(c: Counts, v: Tensor) -> Tensor:
 
 def joint(c: Counts, extra: Tensor | None = None) -> Tensor:
     """Return E[x_i x_j | S = k], or with `extra` a (…, n) E[x_i x_j Σ a x | S = k]; (…, n, n), with the diagonal."""
+    rows, n = c.p.shape[:-1].numel(), c.p.shape[-1]
+    if rows > (width := max(MOST_PAIRS // (n * n), 1)):
+        parts = zip(*(t.flatten(0, -2).split(width) for t in (*c, c.p if extra is None else extra)), strict=True)
+        each = [joint(Counts(*part), None if extra is None else a) for *part, a in parts]
+        return torch.cat(each).unflatten(0, c.p.shape[:-1])
     total = c.weight.real.sum(-1)[..., None, None]
     u = _chosen(c, slice(None))  # (…, T, n)
     weight = c.weight[..., None]

@@ -157,7 +157,7 @@ def taylor_control_variate(
     """
     x = _draw(design, num_samples, generator, antithetic)
     losses = _evaluate(fn, x)
-    mean = design.mean
+    mean = differentiable_mean(design)
     centre, slope = _evaluate_with_gradient(fn, mean)
     residual = (losses - centre - (slope * (x - mean)).sum(-1)).detach()
     weight = residual - _baseline(baseline, residual, antithetic, design)
@@ -190,11 +190,23 @@ def reinmax(
         tensor([ 0.0816,  0.0810, -0.0791, -0.0835])
     """
     x = _draw(design, num_samples, generator, antithetic)
-    mean = design.mean
+    mean = differentiable_mean(design)
     losses, slope = _evaluate_with_gradient(fn, x)
     along = (slope * (x - mean)).sum(-1).detach()
     weight = along - _baseline(baseline, along, antithetic, design)
     return _with_gradient(losses, ((slope * mean).sum(-1) + weight * design.log_prob(x)) / 2)
+
+
+def differentiable_mean(design: Design) -> Tensor:
+    """Return the mean of a design; raise if it should have a gradient and has none: it would be lost unnoticed."""
+    mean = design.mean
+    if torch.is_grad_enabled() and design.parameter.requires_grad and not mean.requires_grad:
+        name = type(design).__name__
+        raise ValueError(
+            f"`design.mean` must be differentiable in its parameter; that of `{name}` is not. `rloo` and "
+            "`score_function` need its `log_prob` alone."
+        )
+    return mean
 
 
 def _draw(design: Design, num_samples: int, generator: Generator | None, antithetic: bool) -> Tensor:

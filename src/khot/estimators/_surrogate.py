@@ -12,6 +12,7 @@ from .. import _check, _torch, ops
 from .._math import noise, select
 from ..designs import ConditionalPoisson, Design
 from ..relaxations import hard_topk, sigmoid_topk, straight_through
+from ._loss import differentiable_mean
 
 
 def straight_through_sample(
@@ -36,7 +37,7 @@ def straight_through_sample(
         tensor([1., 1., 0., 0.], grad_fn=<AddBackward0>)
     """
     hard = design.sample(sample_shape, generator=generator, antithetic=antithetic)
-    return straight_through(hard, design.mean.expand(hard.shape))
+    return straight_through(hard, differentiable_mean(design).expand(hard.shape))
 
 
 def simple(
@@ -141,7 +142,7 @@ def stochastic_times_smooth(
         >>> stochastic_times_smooth(khot.designs.Pivotal(logits=x, k=2), generator=torch.Generator().manual_seed(0))
         tensor([0.8176, 0.6225, 0.0000, 0.0000], grad_fn=<MulBackward0>)
     """
-    return design.sample(sample_shape, generator=generator) * design.mean
+    return design.sample(sample_shape, generator=generator) * differentiable_mean(design)
 
 
 def _check_integer(k: Tensor, what: str) -> None:
