@@ -63,12 +63,37 @@ def log_prob(p: Tensor, k: Tensor, x: Tensor) -> Tensor:
 def joint(p: Tensor, k: Tensor) -> Tensor:
     """Return P(i and j are drawn); (…, n, n): the lengths of the intervals of u in which both are."""
     shift = places(p.shape[-1])
-    one = 1 << shift
     c = quantised(p, k).cumsum(-1)
-    # The sample changes where c_i + u is an integer.
-    starts = torch.cat((torch.zeros_like(c[..., :1]), (-c) & (one - 1)), -1).sort(-1).values  # (…, n + 1)
-    ends = torch.cat((starts[..., 1:], torch.full_like(starts[..., :1], one)), -1)
+    starts, length, _ = _intervals(c, shift)
     passed = (c[..., None, :] + starts[..., None]) >> shift
     member = passed.diff(prepend=torch.zeros_like(passed[..., :1])).to(torch.float64)  # (…, n + 1, n)
-    length = (ends - starts).to(torch.float64) / one
     return member.mT @ (length[..., None] * member)
+
+
+def variance_of_sum(p: Tensor, k: Tensor, weights: Tensor) -> Tensor:
+    """Return Var(Σ a_i x_i), (…), in O(n log n): there are n + 1 samples, and each differs from the last by one swap.
+
+    Where c_i + u reaches an integer, what is drawn there moves from item i + 1 to item i; or begins at the last item.
+    """
+    shift = places(p.shape[-1])
+    c = quantised(p, k).cumsum(-1)
+    starts, length, order = _intervals(c, shift)
+    first = (c >> shift).diff(prepend=torch.zeros_like(c[..., :1]))  # the sample at u = 0
+    a = weights.to(torch.float64).expand(torch.broadcast_shapes(weights.shape, p.shape))
+    change = a - torch.cat((a[..., 1:], torch.zeros_like(a[..., :1])), -1)
+    steps = change.gather(-1, order.expand(a.shape)) * (starts[..., 1:] > 0)  # at u = 0 is `first`
+    sums = torch.cat((torch.zeros_like(a[..., :1]), steps.cumsum(-1)), -1) + (a * first).sum(-1, keepdim=True)
+    mean = (length * sums).sum(-1, keepdim=True)
+    return (length * (sums - mean).square()).sum(-1)
+
+
+def _intervals(c: Tensor, shift: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return where intervals of u with one sample each begin, (…, n + 1), how long they are, and at which c_i; (…, n).
+
+    The sample changes where c_i + u is an integer.
+    """
+    one = 1 << shift
+    starts, order = ((-c) & (one - 1)).sort(-1)
+    starts = torch.cat((torch.zeros_like(starts[..., :1]), starts), -1)
+    ends = torch.cat((starts[..., 1:], torch.full_like(starts[..., :1], one)), -1)
+    return starts, (ends - starts).to(torch.float64) / one, order
