@@ -1,5 +1,6 @@
 """Pivotal and systematic sampling: exactness, orders and bits."""
 
+import math
 from typing import Any
 
 import pytest
@@ -158,3 +159,13 @@ def test_variances_of_systematic_sums_took_cubic_time(k):
     large = Systematic(logits=scores(200_000), k=5000)
     sums = large.sample((300,), generator=generator()) @ scores(200_000, seed=1)
     assert 0.6 < float(large.variance_of_sum(scores(200_000, seed=1)) / sums.var()) < 1.6
+
+
+def test_the_mode_and_the_entropy_of_systematic_samples_were_said_to_be_intractable():
+    for p, k in ((A6K3, 3), (A6K3[:5], 2.09), (torch.full((6,), 0.5, dtype=torch.float64), 3)):
+        d = Systematic(p, k)
+        x = d.enumerate_support()
+        log = d.log_prob(x)
+        torch.testing.assert_close(d.entropy(), torch.special.entr(log.exp()).sum())
+        assert abs(d.log_prob(d.mode) - log.max()) < 1e-12
+    assert Systematic(logits=scores(100_000), k=500).entropy() < math.log(100_001)
