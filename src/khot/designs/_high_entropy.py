@@ -139,8 +139,16 @@ class ConditionalPoisson(Design):
 
     @property
     def logits(self) -> Tensor:
-        """θ, up to a constant; (*batch, n)."""
-        return self._theta.to(self.parameter.dtype) if self._is_probs else self.parameter
+        """θ, (*batch, n); solved for with Σσ(θ) = k if `probs` were given, as θ counts up to a constant."""
+        if not self._is_probs:
+            return self.parameter
+        theta = self._theta
+        finite = torch.where(theta.isfinite(), theta, 0.0)
+        share = (finite.sigmoid() * torch.sigmoid(-finite) * theta.isfinite()).detach()
+        shift = (share * (finite - finite.detach())).sum(-1, keepdim=True) / share.sum(-1, keepdim=True).clamp(
+            min=1e-300
+        )
+        return (theta - shift).to(self.parameter.dtype)  # `_theta` has the gradient with Σdθ = 0
 
     @property
     def _theta(self) -> Tensor:
@@ -248,10 +256,11 @@ class WeightedProduct(Design):
 
 
 class Sampford(WeightedProduct):
-    """Draw k-hot samples with exactly the inclusion probabilities asked for, within 0.0064 nats of the maximum entropy.
+    """Draw k-hot samples with exactly the inclusion probabilities asked for, close to the maximum entropy.
 
-    `p(x) ∝ Π_{x_i = 1} π_i/(1 − π_i) · Σ x_i (1 − π_i)`. Samples of `Pareto` are drawn, and nearly all accepted.
-    Reference: Sampford, "On sampling without replacement with unequal probabilities of selection" (1967).
+    `p(x) ∝ Π_{x_i = 1} π_i/(1 − π_i) · Σ x_i (1 − π_i)`. Samples of `Pareto` are drawn, and nearly all accepted. The
+    entropy was at most 0.0065 nats below the maximum in all rows tried; worst are 1000 items at 0.0005 and 1000 at
+    0.9995. Reference: Sampford, "On sampling without replacement with unequal probabilities of selection" (1967).
 
     Args:
         probs, k, logits, validate_args: as for `Design`.
@@ -273,9 +282,9 @@ class Pareto(WeightedProduct):
     """Draw k-hot samples with *approximately* the inclusion probabilities asked for, from logistic noise and a top-k.
 
     The k largest `logit π + noise`. As cheap as Gumbel top-k, and far closer: the error falls as 1/(Σπ(1 − π))², from
-    0.013 with six items to some 4e-6 with a thousand; but it is 0.07 if nearly all of six are certain. `mean` is what
-    is sampled, `probs` what was asked for. Reference: Rosén, "On sampling with probability proportional to size"
-    (1997).
+    0.013 with six items to some 4e-6 with a thousand. It is this sum that counts: with six items of which nearly all
+    are certain, the error was 0.07. `mean` is what is sampled, `probs` what was asked for. Reference: Rosén, "On
+    sampling with probability proportional to size" (1997).
 
     Args:
         probs, k, logits, validate_args: as for `Design`.

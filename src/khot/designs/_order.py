@@ -15,8 +15,9 @@ class PlackettLuce(Design):
     """Draw as Gumbel top-k and `torch.multinomial` without replacement do: one item after another ∝ e^θ.
 
     Its inclusion probabilities are not those asked for: with `probs`, the weights are proportional to them, and `mean`
-    differs by up to 0.28. It is here to be compared with, and for rankings, which it is the law of. Reference: Plackett
-    (1975); Kool, van Hoof and Welling, "Stochastic beams and where to find them" (2019).
+    differs by up to 1/e = 0.37, for one item at 1 among many small ones. It is here to be compared with. Samples and
+    probabilities are of sets: the order in which items were drawn is not kept. Reference: Plackett (1975); Kool, van
+    Hoof and Welling, "Stochastic beams and where to find them" (2019).
 
     Args:
         probs: weights, (…, n), that sum to k: θ = log probs. *Not* the inclusion probabilities: those are `mean`.
