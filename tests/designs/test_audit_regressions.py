@@ -85,3 +85,36 @@ def test_variances_of_sums_took_all_pairs(design):
     weights = scores(20_000, seed=1)
     sums = large.sample((400,), generator=generator()) @ weights
     assert 0.7 < float(large.variance_of_sum(weights) / sums.var()) < 1.4  # 5.6 standard errors are 0.4
+
+
+@EVERY
+def test_more_subsets_than_an_integer_can_print(design):
+    """10^6018 of them raised a ValueError about digits, which no one catches as "not offered"."""
+    d = design(logits=torch.zeros(20_000), k=10_000)
+    with pytest.raises(NotImplementedError, match=r"20000 items have about 10\^6018\.\d of size 10000"):
+        d.enumerate_support()
+
+
+def test_half_precision_sums_that_hide_the_size():
+    """Of rows of 50000 in bfloat16, one in thirty drew 4999 or 5001 instead of 5000."""
+    p = khot.sigmoid_topk(scores(50_000), 5000).to(torch.bfloat16)
+    with pytest.raises(
+        ValueError, match=r"`k` must be given if rounding hides .* may be off by 0\.\d+ in torch.bfloat16"
+    ):
+        Pivotal(p)
+    assert Pivotal(p, 5000).sample(generator=generator()).double().sum() == 5000
+    assert Pivotal(khot.sigmoid_topk(scores(64), 8).to(torch.bfloat16)).k == 8
+
+
+def test_natural_parameters_had_another_gauge_than_their_gradient():
+    theta = scores(2, 5).requires_grad_()
+    assert torch.autograd.gradcheck(lambda t: ConditionalPoisson(khot.sigmoid_topk(t, 2), 2).logits, (theta,))
+    certain = torch.tensor([1.0, 0.0, 0.3, 0.7], dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(ConditionalPoisson(certain).logits[2], certain)
+    assert gradient.isfinite().all()
+
+
+def test_straight_through_distributions_have_antithetic_pairs():
+    design = khot.designs.KHotStraightThrough(A6K3)
+    y = design.rsample((10,), generator=generator(), antithetic=True)
+    assert torch.equal(y, design.sample((10,), generator=generator(), antithetic=True))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from khot import estimators
-from khot.designs import Pareto, Pivotal, PlackettLuce
+from khot.designs import ConditionalPoisson, Pareto, Pivotal, PlackettLuce
 from khot.testing import check_estimator
 
 THETA = torch.tensor([0.9, -0.4, 0.3, -1.1, 0.2], dtype=torch.float64)
@@ -76,3 +76,42 @@ def test_a_mean_without_a_gradient_is_an_error(call):
     call(Unlearned(logits=THETA, k=2, order="given"))
     with torch.no_grad():
         call(Unlearned(logits=theta, k=2, order="given"))
+
+
+LOSSES = [estimators.score_function, estimators.rloo, estimators.taylor_control_variate, estimators.reinmax]
+SAMPLES = [estimators.straight_through_sample, estimators.relaxed, estimators.xie_ermon, estimators.imle]
+SAMPLES += [estimators.stochastic_times_smooth]
+
+
+@pytest.mark.parametrize("estimator", LOSSES[:2])
+def test_rewards_that_are_counts_or_hits_raised(estimator):
+    theta = THETA.clone().requires_grad_()
+    design = ConditionalPoisson(logits=theta, k=2)
+    for fn in (lambda x: x[..., 0] > 0.5, lambda x: x[..., 0].long()):
+        value = estimator(design, fn, num_samples=8, generator=generator())
+        expected = estimator(design, lambda x: x[..., 0], num_samples=8, generator=generator())
+        assert value == expected
+        assert torch.equal(*(torch.autograd.grad(v, theta)[0] for v in (value, expected)))
+
+
+@pytest.mark.parametrize("estimator", LOSSES[2:])
+def test_objectives_without_a_derivative_are_told_of_rloo(estimator):
+    weight = torch.ones((), dtype=torch.float64, requires_grad=True)
+    design = ConditionalPoisson(logits=THETA.clone().requires_grad_(), k=2)
+    for fn in (lambda x: x[..., 0].detach().round(), lambda x: weight * x[..., 0].detach(), lambda x: x[..., 0] > 0.5):
+        with pytest.raises(ValueError, match=r"`fn` must be differentiable .*; it is not\. `rloo` takes"):
+            estimator(design, fn, generator=generator())
+
+
+@pytest.mark.parametrize("estimator", LOSSES[:3])
+def test_objectives_that_change_their_samples_are_found(estimator):
+    design = ConditionalPoisson(logits=THETA, k=2, validate_args=False)
+    with pytest.raises(ValueError, match="`fn` must not change its samples in place"):
+        estimator(design, lambda x: x.mul_(2).sum(-1), num_samples=4, generator=generator())
+
+
+@pytest.mark.parametrize("estimator", [*LOSSES, *SAMPLES])
+def test_distributions_of_torch_are_told_what_a_design_is(estimator):
+    law = torch.distributions.OneHotCategorical(logits=THETA)
+    with pytest.raises(TypeError, match="`design` must be"):
+        estimator(law, lambda x: x.sum(-1)) if estimator in LOSSES else estimator(law)

@@ -72,8 +72,9 @@ def solve(p: Tensor, k: Tensor, margins: Margins) -> Tensor:
     nearly linear in θ however close to 0 or 1 the marginals are.
     """
     n = p.shape[-1]
-    parts = [t.split(max(ROWS_AT_ONCE // n, 1)) for t in (p.reshape(-1, n), k.expand(p.shape[:-1]).reshape(-1))]
-    return torch.cat([_solve(*part, margins) for part in zip(*parts, strict=True)]).view(p.shape)
+    width = max(ROWS_AT_ONCE // n, 1)
+    parts = zip(p.reshape(-1, n).split(width), k.expand(p.shape[:-1]).reshape(-1).split(width), strict=True)
+    return torch.cat([_solve(rows, sizes, margins) for rows, sizes in parts]).view(p.shape)
 
 
 def _solve(p: Tensor, k: Tensor, margins: Margins) -> Tensor:

@@ -174,8 +174,8 @@ class Design(Parameters):
             got = extremes(self._sizes) if len(sizes) else "no row"
             raise NotImplementedError(f"All rows must have the same k to enumerate subsets; got {got}.")
         k = float(sizes[0])
-        if (number := subsets.number_of_subsets(n, k)) > MOST_SUBSETS:
-            got = f"{n} items have {number} of that size"
+        if (digits := subsets.log_number_of_subsets(n, k)) > math.log10(MOST_SUBSETS):
+            got = f"{n} items have about 10^{digits:.1f} of size {k:g}"
             raise NotImplementedError(f"At most {MOST_SUBSETS} subsets are enumerated; {got}.")
         x = subsets.all_subsets(n, k, self.parameter.device).to(self.parameter.dtype)
         x = x.view(-1, *(1,) * len(self._batch_shape), n)

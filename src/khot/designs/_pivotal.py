@@ -137,7 +137,8 @@ class Systematic(Design):
     def entropy(self) -> Tensor:
         """Return −Σ p log p in nats over the n + 1 samples, (*batch), in O(n log n)."""
         length = systematic.intervals(self._asked, self._sizes).length
-        return torch.special.entr(torch.where(length > 0, length, 1.0)).sum(-1).to(self.parameter.dtype)
+        each: Tensor = torch.special.entr(torch.where(length > 0, length, 1.0))
+        return each.sum(-1).to(self.parameter.dtype)
 
     def _draw(self, draws: int, seed: Tensor, is_paired: bool = False) -> Tensor:
         return self._draw_rows(ops.systematic, self._drawn, seed, draws, is_paired)

@@ -122,7 +122,8 @@ def _check_feasible(soft: Tensor, dim: int) -> None:
 class KHotStraightThrough(Pivotal):
     """Draw as `Pivotal`, with an `rsample` that has the gradient of the inclusion probabilities.
 
-    The k-hot counterpart of torch's `OneHotCategoricalStraightThrough`, with the arguments of `Pivotal`.
+    The k-hot counterpart of torch's `OneHotCategoricalStraightThrough`, with the arguments of `Pivotal`: for `log_prob`
+    and `entropy`, give `order="given"`.
 
     Examples:
         >>> x = torch.tensor([2.0, 1.0, 0.0, -1.0], requires_grad=True)
@@ -132,9 +133,11 @@ class KHotStraightThrough(Pivotal):
 
     has_rsample = True
 
-    def rsample(self, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
-        """Draw k-hot samples, (*sample_shape, *batch, n), whose derivatives are those of `probs`."""
-        hard = self.sample(sample_shape, generator=generator)
+    def rsample(
+        self, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None, antithetic: bool = False
+    ) -> Tensor:
+        """Draw as `sample`, (*sample_shape, *batch, n), with the derivatives of `probs`."""
+        hard = self.sample(sample_shape, generator=generator, antithetic=antithetic)
         return straight_through(hard, self.probs.expand(hard.shape))
 
 

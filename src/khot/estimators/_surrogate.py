@@ -36,6 +36,7 @@ def straight_through_sample(
         >>> straight_through_sample(khot.designs.Pivotal(logits=x, k=2), generator=torch.Generator().manual_seed(0))
         tensor([1., 1., 0., 0.], grad_fn=<AddBackward0>)
     """
+    _check.instance("design", design, Design)
     hard = design.sample(sample_shape, generator=generator, antithetic=antithetic)
     return straight_through(hard, differentiable_mean(design).expand(hard.shape))
 
@@ -88,6 +89,7 @@ def relaxed(
         >>> relaxed(design, temperature=0.5, generator=torch.Generator().manual_seed(0))
         tensor([1.0000, 0.7486, 0.2046, 0.0467])
     """
+    _check.instance("design", design, Design)
     if hard:
         _check_integer(torch.as_tensor(design.k), "relaxed(…, hard=True)")
     noisy = _perturbed(design, sample_shape, generator)
@@ -115,6 +117,7 @@ def xie_ermon(
         >>> xie_ermon(design, temperature=0.5, generator=torch.Generator().manual_seed(0))
         tensor([1.0000, 0.9067, 0.0783, 0.0149])
     """
+    _check.instance("design", design, Design)
     _check.positive("temperature", temperature)
     _check_integer(sizes := torch.as_tensor(design.k).unique(), "xie_ermon")
     if len(sizes) != 1:
@@ -142,6 +145,7 @@ def stochastic_times_smooth(
         >>> stochastic_times_smooth(khot.designs.Pivotal(logits=x, k=2), generator=torch.Generator().manual_seed(0))
         tensor([0.8176, 0.6225, 0.0000, 0.0000], grad_fn=<MulBackward0>)
     """
+    _check.instance("design", design, Design)
     return design.sample(sample_shape, generator=generator) * differentiable_mean(design)
 
 
@@ -220,6 +224,7 @@ def imle(
         >>> y.detach(), *torch.autograd.grad(y[0], x)
         (tensor([1., 1., 0., 0.]), tensor([ 0.1000,  0.0000,  0.0000, -0.1000]))
     """
+    _check.instance("design", design, Design)
     if not isinstance(step, AdaptiveStep):
         _check.positive("step", step)
     _check.positive("noise_temperature", noise_temperature)

@@ -153,8 +153,10 @@ def estimates(
     estimator: Estimator, design: Any, fn: Objective, count: int, generator: torch.Generator, faults: set[str]
 ) -> Tensor:
     """Return one estimate for each row of the batch, (rows, n); add to the faults what a loss must not have."""
+    each: Tensor
     if not takes_objective(estimator):
-        return torch.autograd.grad(fn(estimator(design, (), generator=generator)).sum(), design.parameter)[0]
+        (each,) = torch.autograd.grad(fn(estimator(design, (), generator=generator)).sum(), design.parameter)
+        return each
     scale = torch.ones((), dtype=torch.float64, requires_grad=True)  # a parameter of f
     value = estimator(design, lambda x: fn(x) * scale, num_samples=count, generator=generator)
     gradient, own = torch.autograd.grad(value, (design.parameter, scale), allow_unused=True)
@@ -165,7 +167,8 @@ def estimates(
         faults.add("what else `fn` depends on does not get its ordinary gradient")
     if gradient is None:
         raise AssertionError("there is no gradient in the design's parameter")
-    return gradient * design.batch_shape.numel()  # of a mean over rows
+    each = gradient * design.batch_shape.numel()  # the loss is a mean over rows
+    return each
 
 
 def exact_gradient(design: Design, fn: Objective, parameter: Tensor) -> Tensor:
