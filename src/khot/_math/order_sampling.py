@@ -12,6 +12,7 @@ that #(+inf) ≤ k ≤ #(> −inf). How many nodes the sums take is read on the 
 import math
 from collections.abc import Callable
 from functools import partial
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +30,7 @@ FAR = 36.0  # e^−FAR of the mass may be lost, at each of: the window's ends, t
 # and products of logistic ones tend to it.
 STEP = math.pi**2 / FAR
 NODES, MOST_NODES = 128, 1 << 15
+MOST_LISTED = 1 << 12  # sets, of items drawn so far
 CHUNK = 1 << 17  # how many numbers a tensor may hold while nodes are summed: few enough for a cache
 GONE = 300.0  # so far out that log F(GONE), log(1 − F(−GONE)) and h(−GONE) are as good as 0, yet no underflow
 OUT_OF_REACH = 1e4  # a gap that noise does not cross
@@ -173,9 +175,39 @@ def inclusion(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
     result = result + 0 * torch.where(is_random, scores, 0.0)  # a gradient, of 0, where nothing is left to chance
     rows = (k > 0) & (k < sizes)
     if scores.numel() and bool(rows.any()):
-        random = torch.where(is_random, scores, -torch.inf)[rows]
-        result[rows] += _inclusion(noise, random, k[rows].to(scores.dtype))
+        random, size = torch.where(is_random, scores, -torch.inf)[rows], k[rows].to(scores.dtype)
+        law = _listed if noise is GUMBEL and _is_short(scores.shape[-1], int(size.max())) else _inclusion
+        result[rows] += law(noise, random, size)
     return result
+
+
+def _is_short(n: int, k: int) -> bool:
+    """Tell whether few enough sets can be drawn on the way to k items; the weights of 12 do not underflow."""
+    return k <= 12 and sum(math.comb(n, size) for size in range(k)) <= MOST_LISTED
+
+
+def _listed(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
+    """Compute `_inclusion` of Gumbel noise by all sets of fewer than k items: the next item is drawn ∝ e^score."""
+    s, order = _close_gaps(scores, k)
+    n, levels = s.shape[-1], []
+    place: dict[tuple[int, ...], int] = {}
+    for count in range(int(k.max())):  # the sets of each size: their items, what they come from, what is not in them
+        sets = list(combinations(range(n), count))
+        before = torch.tensor([[place[t[:i] + t[i + 1 :]] for i in range(count)] for t in sets], dtype=torch.int64)
+        items = torch.tensor(sets, dtype=torch.int64).view(len(sets), count)
+        outside = torch.ones(len(sets), n, dtype=s.dtype).scatter_(1, items, 0.0)
+        levels.append([t.to(s.device) for t in (items, before.view(len(sets), count), outside)])
+        place = {t: i for i, t in enumerate(sets)}
+    parts = []
+    width = max(CHUNK // max(len(outside) for *_, outside in levels), 1)
+    for w, size in zip((s - s[:, :1]).exp().split(width), k.unsqueeze(-1).split(width), strict=True):
+        total, ratio = torch.zeros_like(w), torch.ones_like(w[:, :1])
+        for count, (items, origin, outside) in enumerate(levels):
+            chance = (w[:, items] * ratio[:, origin]).sum(-1) if count else ratio  # (rows, sets)
+            ratio = chance / (w @ outside.mT)
+            total = total + torch.where(count < size, w * (ratio @ outside), 0.0)
+        parts.append(total)
+    return torch.empty_like(s).scatter_(-1, order, torch.cat(parts).clamp(0.0, 1.0))
 
 
 def _inclusion(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
