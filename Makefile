@@ -1,14 +1,17 @@
-# make run | test | check | examples | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | study | selection | sae | sae-minilm | moe | kill | clean
+# make run | test | check | examples | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | study | temperature | selection | sae | sae-minilm | moe | kill | clean
 # One virtual environment, .venv, with khot installed editable; each target installs the extras it needs, once.
 
 PYTHON ?= python3
-# The version CI runs on; a plain `torch` would bring CUDA along on Linux. Override for a GPU: make TORCH=torch run
+# The version CI runs on. On Linux pip takes a build with CUDA, several GB; `make run BUILD=cpu` takes one without.
 TORCH ?= torch==2.13.0
-BIN := .venv/bin
+FROM := $(if $(filter cpu,$(BUILD)),--index-url https://download.pytorch.org/whl/cpu)
+BIN := $(if $(filter Windows_NT,$(OS)),.venv/Scripts,.venv/bin)
 NATIVE := src/khot/kernels/native
+EXTRA = $(if $(filter run,$*),select,$*)
+QUIET := $(shell test -t 2 || echo --quiet)
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study moe selection sae sae-minilm kill clean
+.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm kill clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
@@ -32,6 +35,11 @@ lint: $(call stamp,lint)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/idea.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
+	$(BIN)/zizmor --offline --quiet .github
 
 doctest: $(call stamp,test)
 	$(BIN)/pytest --doctest-modules src --doctest-glob='*.md' README.md docs
@@ -39,10 +47,14 @@ doctest: $(call stamp,test)
 docs: $(call stamp,docs)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-figures: $(call stamp,docs)
-	$(BIN)/python docs/make_figures.py
+# What stands in the docs and is made from the code: names, line numbers and pictures. The last takes a minute and Chromium.
+figures: $(call stamp,test)
+	$(BIN)/python docs/make_api.py
 	$(BIN)/python docs/make_architecture.py
+	$(BIN)/python docs/make_figures.py
 	$(BIN)/python docs/make_melt.py
+	$(BIN)/python -m benchmarks.pictures
+	$(BIN)/python docs/make_screenshot.py
 
 # The C entry points under the address and undefined-behaviour sanitizers, with 100,000 random cases.
 SANITIZE := $(CXX) -O1 -g -std=c++17 -fopenmp -fno-math-errno -ffp-contract=off -fsanitize=address,undefined -fno-sanitize-recover=all -I$(NATIVE)
@@ -53,9 +65,17 @@ sanitize:
 	$(SANITIZE) $(filter-out %/avx2.cpp,$(wildcard $(NATIVE)/*.cpp)) tests/kernels/native/fuzz.cpp $(if $(X86),build/avx2.o) -o build/fuzz
 	build/fuzz 100000
 
-# The package builds with and without a compiler.
-wheels: $(call stamp,test)
-	$(BIN)/python tests/kernels/native/check_wheels.py
+# The source archive and the wheel, with and without a compiler: built, installed and tried in clean environments.
+wheels: $(call stamp,test) $(call stamp,release)
+	$(BIN)/python tests/release/check_wheels.py
+
+.PHONY: walk info
+# The README's commands in clean environments: the core alone, without a compiler, with each extra.
+walk: $(call stamp,test) $(call stamp,release)
+	$(BIN)/python tests/release/walk.py
+
+info: $(call stamp,test)
+	$(BIN)/khot info
 
 # Wants a quiet machine.
 speed: $(call stamp,test)
@@ -83,6 +103,10 @@ study: $(call stamp,test)
 	$(BIN)/python -m benchmarks.estimators
 	$(BIN)/python -m benchmarks.regression
 	$(BIN)/python -m benchmarks.vae
+
+# Which temperature? Five minutes; the files that docs/start/temperature.md shows.
+temperature: $(call stamp,test)
+	$(BIN)/python -m benchmarks.temperature
 
 # Which router? An hour; the files that docs/moe.md shows.
 moe: $(call stamp,test)
@@ -112,14 +136,16 @@ kill: $(call stamp,test)
 clean:
 	rm -rf .venv site out build
 
-.venv/bin/pip:
+.venv/pyvenv.cfg:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "khot needs Python 3.11 or newer")'
 	$(PYTHON) -m venv .venv
 
 # torch first and pinned, so that no extra pulls another build in.
-$(call stamp,run) $(call stamp,test) $(call stamp,lint) $(call stamp,docs): $(call stamp,%): pyproject.toml hatch_build.py $(wildcard $(NATIVE)/*) | .venv/bin/pip
-	$(BIN)/pip install --quiet "$(TORCH)" numpy
-	$(BIN)/pip install --quiet --editable ".[$(if $(filter run,$*),select,$*)]"
+$(call stamp,run) $(call stamp,test) $(call stamp,lint) $(call stamp,docs) $(call stamp,release): $(call stamp,%): pyproject.toml hatch_build.py $(wildcard $(NATIVE)/*) | .venv/pyvenv.cfg
+	@echo "Installing $(TORCH), numpy and the extra $(EXTRA) of khot into .venv, once. About 0.5 GB are downloaded"
+	@echo "with a CPU build of torch, several GB with CUDA. 'make $* BUILD=cpu' asks for a CPU build."
+	$(BIN)/python -m pip install $(QUIET) $(FROM) "$(TORCH)" numpy
+	$(BIN)/python -m pip install $(QUIET) --editable ".[$(EXTRA)]"
 	@touch $@
 
 , := ,

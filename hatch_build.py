@@ -16,7 +16,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off"]
+FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off"]
 WIDE = {"avx2.cpp": ["-mavx2", "-mfma"]}  # files that only some processors run; the library asks before it calls them
 
 
@@ -46,21 +46,28 @@ def build(sources: Path, library: Path) -> str:
     # Python computes the same number from the same file, and refuses a library that was built from another one.
     abi = "-DKHOT_ABI=0x" + hashlib.sha256((sources / "khot.h").read_bytes()).hexdigest()[:8]
     x86 = platform.machine().lower() in ("x86_64", "amd64")
+    version = subprocess.run([*found, "--version"], capture_output=True, text=True, check=False).stdout
     with tempfile.TemporaryDirectory() as folder:
+        probe = ["-fopenmp", "-shared", "-fPIC", "-x", "c++", os.devnull, "-o", f"{folder}/probe"]
+        openmp = [] if run([*found, *probe]) else ["-fopenmp"]  # Apple's Clang has none
+        # The library uses the copy of GNU's OpenMP that torch has loaded (kernels/_native.py). If it named libgomp.so.1
+        # itself, it would get a second one, with threads of its own, wherever torch's copy has another name.
+        runtime = [] if sys.platform == "linux" and "clang" not in version.lower() else openmp
         objects = []
         for source in sorted(sources.glob("*.cpp")):
             if source.name in WIDE and not x86:
                 continue
             objects.append(f"{folder}/{source.stem}.o")
-            failure = run([*found, *FLAGS, abi, *WIDE.get(source.name, []), "-c", str(source), "-o", objects[-1]])
+            flags = [*FLAGS, *openmp, abi, *WIDE.get(source.name, [])]
+            failure = run([*found, *flags, "-c", str(source), "-o", objects[-1]])
             if failure:
                 return f"not built: {source.name}: {failure}"
-        failure = run([*found, "-shared", "-fopenmp", *objects, "-o", f"{folder}/{library.name}"])
+        failure = run([*found, "-shared", *runtime, *objects, "-o", f"{folder}/{library.name}"])
         if failure:
             return f"not built: linking: {failure}"
         shutil.move(f"{folder}/{library.name}", library)
-    version = subprocess.run([*found, "--version"], capture_output=True, text=True, check=False).stdout
-    return f"built by {version.splitlines()[0] if version else Path(found[0]).name}"
+    name = version.splitlines()[0] if version else Path(found[0]).name
+    return f"built by {name}" + ("" if openmp else ", without OpenMP: one thread")
 
 
 def run(command: list[str]) -> str | None:

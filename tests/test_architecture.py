@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import khot
+from benchmarks.style import dark
 from docs import make_architecture as page
 from khot import ops
 
@@ -93,6 +94,7 @@ def test_the_page_and_its_picture_are_true():
     text = page.PAGE.read_text()
     assert page.referenced(text) == text, "run `python docs/make_architecture.py`"
     assert page.PICTURE.read_text() == page.picture(page.imports()), "run `python docs/make_architecture.py`"
+    assert page.DARK.read_text() == dark(page.PICTURE.read_text())
     assert len(page.REFERENCE.findall(text)) >= 8
     shifted = page.REFERENCE.sub(lambda m: m[0].replace(m["line"], str(int(m["line"]) + 1)), text)
     assert page.referenced(shifted) != shifted

@@ -32,27 +32,7 @@ from .relaxations import straight_through as straight_through
 from .relaxations import successive_halving_topk as successive_halving_topk
 from .relaxations import threshold as threshold
 
-__all__ = [
-    "cauchy_topk",
-    "euclidean_topk",
-    "hard_topk",
-    "horvitz_thompson",
-    "horvitz_thompson_variance",
-    "iterative_topk",
-    "khot_cross_entropy",
-    "laplace_topk",
-    "log_sigmoid_topk",
-    "normal_topk",
-    "ordered_topk",
-    "power_topk",
-    "precision_at_k_loss",
-    "recall_at_k_loss",
-    "relaxation",
-    "sample_khot",
-    "sample_relaxed_khot",
-    "sigmoid_topk",
-    "soft_topk",
-    "straight_through",
-    "successive_halving_topk",
-    "threshold",
-]
+__all__ = ["cauchy_topk", "euclidean_topk", "hard_topk", "horvitz_thompson", "horvitz_thompson_variance"]
+__all__ += ["iterative_topk", "khot_cross_entropy", "laplace_topk", "log_sigmoid_topk", "normal_topk", "ordered_topk"]
+__all__ += ["power_topk", "precision_at_k_loss", "recall_at_k_loss", "relaxation", "sample_khot", "sample_relaxed_khot"]
+__all__ += ["sigmoid_topk", "soft_topk", "straight_through", "successive_halving_topk", "threshold"]

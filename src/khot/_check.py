@@ -1,6 +1,6 @@
 """General argument checks: shapes, dtypes, counts and ranges. Each raises, or returns nothing.
 
-A check that one function needs stands beside that function. What tensors hold is not read: bad rows become NaN.
+A check that only one function needs is beside that function. Values of tensors are not read: bad rows become NaN.
 """
 
 from numbers import Integral
@@ -12,16 +12,16 @@ from torch.nn import Parameter
 
 FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
+
 # ── the arguments of a relaxation ────────────────────────────────────────────────────────────────────────────────────
-
-
 def call(x: Any, k: Any, dim: int, heat: Any, allowed: Any = None, price: Any = None) -> None:
     """Raise unless the arguments of a relaxation are legal: scores, k, `dim`, temperature, mask and costs."""
     scores(x, dim)
     if price is not None:
-        costs(price, x)
-        budget(k, x, dim)
-    elif type(k) is not int or not 0 <= k <= x.shape[dim]:  # what is common is quick
+        floating("costs", price, "a floating torch.Tensor or None")
+        _like_x("costs", price, x)
+        count(k, x, dim, is_budget=True)
+    elif type(k) is not int or not 0 <= k <= x.shape[dim]:  # the common case is quick
         count(k, x, dim)
     if type(heat) is not float or not heat > 0:
         temperature(heat, x, dim)
@@ -34,10 +34,8 @@ def scores(x: Any, dim: int = -1, name: str = "x") -> None:
     if type(x) is not Tensor and type(x) is not Parameter:
         _supported(x, name)
     if x.dtype not in FLOATS:
-        raise TypeError(
-            f"`{name}` must be float16, bfloat16, float32 or float64; got {x.dtype}. "
-            f"Convert it first, for example with `{name}.float()`."
-        )
+        wrong = f"`{name}` must be float16, bfloat16, float32 or float64; got {x.dtype}."
+        raise TypeError(f"{wrong} Convert it first, for example with `{name}.float()`.")
     if x.layout is not torch.strided:
         raise TypeError(f"`{name}` must be a dense tensor; got the layout {x.layout}. Use `{name}.to_dense()`.")
     if x.is_nested:
@@ -52,44 +50,34 @@ def scores(x: Any, dim: int = -1, name: str = "x") -> None:
 
 
 def _supported(x: Any, name: str) -> None:
-    """Raise for what is no tensor, and for subclasses of tensors that khot cannot compute with."""
+    """Raise unless `x` is a tensor, of a class that khot can compute with."""
     kind = type(x)
     if kind.__module__.startswith("torch.fx"):
-        raise TypeError(
-            f"`{name}` must be a torch.Tensor; got a {kind.__name__} of torch.fx, which cannot trace khot. "
-            "Use torch.export.export instead of torch.fx.symbolic_trace."
-        )
-    if not isinstance(x, Tensor):
-        raise TypeError(f"`{name}` must be a torch.Tensor; got {kind.__name__}.")
+        wrong = f"`{name}` must be a torch.Tensor; got a {kind.__name__} of torch.fx, which cannot trace khot."
+        raise TypeError(f"{wrong} Use torch.export.export instead of torch.fx.symbolic_trace.")
+    instance(name, x, Tensor)
     if kind.__name__ == "DTensor":
-        raise TypeError(
-            f"`{name}` must not be a DTensor; use `{name}.full_tensor()`, or `{name}.to_local()` for whole rows."
-        )
+        fix = f"use `{name}.full_tensor()`, or `{name}.to_local()` for whole rows"
+        raise TypeError(f"`{name}` must not be a DTensor; {fix}.")
     if kind.__name__ == "MaskedTensor":
         raise TypeError(f"`{name}` must not be a MaskedTensor; give its data as `{name}` and its mask as `mask`.")
 
 
-def count(k: Any, x: Tensor, dim: int, *, integral: bool = False) -> None:
-    """Raise unless `k` is a number in [0, n] or a real tensor that broadcasts to the rows of `x`."""
+def count(k: Any, x: Tensor, dim: int, *, integral: bool = False, is_budget: bool = False) -> None:
+    """Raise unless `k` is a number in [0, n] (if it is a budget, ≥ 0) or a real tensor that broadcasts to the rows."""
     if isinstance(k, Tensor):
-        _real_per_row(k, x, dim)
+        if k.dtype == torch.bool or k.is_complex():
+            raise TypeError(f"`k` must be an integer or floating tensor; got {k.dtype}.")
+        _per_row("k", k, x, dim)
         return
-    n = x.shape[dim]
     number("k", k)
-    if not 0 <= k <= n:
+    n = x.shape[dim]
+    if is_budget and not k >= 0:
+        raise ValueError(f"`k`, the budget, must be ≥ 0; got {k}.")
+    if not is_budget and not 0 <= k <= n:
         raise ValueError(f"`k` must satisfy 0 ≤ k ≤ {n} (size of dim {dim}); got {k}.")
     if integral and int(k) != k:
         raise ValueError(f"`k` must be an integer, because a hard selection has no fractions; got {k}.")
-
-
-def budget(k: Any, x: Tensor, dim: int) -> None:
-    """Raise unless `k` is a number ≥ 0 or a real tensor that broadcasts to the rows of `x`; it may exceed n."""
-    if isinstance(k, Tensor):
-        _real_per_row(k, x, dim)
-        return
-    number("k", k)
-    if not k >= 0:
-        raise ValueError(f"`k`, the budget, must be ≥ 0; got {k}.")
 
 
 def temperature(value: Any, x: Tensor, dim: int, name: str = "temperature") -> None:
@@ -109,34 +97,30 @@ def mask(value: Any, x: Tensor) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"`mask` must be a boolean torch.Tensor or None; got {type(value).__name__}.")
     if value.dtype != torch.bool:
-        raise TypeError(f"`mask` must be boolean (True = may be chosen); got {value.dtype}. Use `mask.bool()`.")
+        additive = " for 0 and 1, or `mask == 0` for an additive mask (0 = allowed, −inf = not)"
+        fix = f"Use `mask.bool()`{additive if value.is_floating_point() else ''}."
+        raise TypeError(f"`mask` must be boolean (True = may be chosen); got {value.dtype}. {fix}")
     _like_x("mask", value, x)
 
 
-def costs(value: Any, x: Tensor) -> None:
-    """Raise unless `value` is a floating tensor that broadcasts to the shape of `x`."""
+# ── tensors beside others ────────────────────────────────────────────────────────────────────────────────────────────
+def floating(name: str, value: Any, what: str = "a floating torch.Tensor") -> None:
+    """Raise unless `value` is a floating tensor."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         got = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"`costs` must be a floating torch.Tensor or None; got {got}.")
-    _like_x("costs", value, x)
-
-
-# ── tensors beside others ────────────────────────────────────────────────────────────────────────────────────────────
+        raise TypeError(f"`{name}` must be {what}; got {got}.")
 
 
 def vectors(name: str, value: Any) -> None:
     """Raise unless `value` is a floating tensor (…, m, d) with m, d ≥ 1."""
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"`{name}` must be a floating torch.Tensor; got {got}.")
+    floating(name, value)
     if value.ndim < 2 or 0 in value.shape[-2:]:
         raise ValueError(f"`{name}` must have the shape (…, m, d) with m, d ≥ 1; got {tuple(value.shape)}.")
 
 
 def same_shape(name: str, value: Any, x: Tensor, x_name: str) -> None:
     """Raise unless `value` is a real tensor with the shape and device of `x`."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"`{name}` must be a torch.Tensor; got {type(value).__name__}.")
+    instance(name, value, Tensor)
     if value.is_complex():
         raise TypeError(f"`{name}` must be real; got {value.dtype}.")
     if value.shape != x.shape:
@@ -145,18 +129,15 @@ def same_shape(name: str, value: Any, x: Tensor, x_name: str) -> None:
 
 
 def same_device(name: str, value: Tensor, x: Tensor, x_name: str = "x") -> None:
-    """Raise unless `value` lies where `x` lies."""
+    """Raise unless `value` is on the device of `x`."""
     if value.device != x.device:
-        raise ValueError(
-            f"`{name}` must be on the device of `{x_name}`, {x.device}; got {value.device}. "
-            f"Use `{name}.to({x_name}.device)`."
-        )
+        wrong = f"`{name}` must be on the device of `{x_name}`, {x.device}; got {value.device}."
+        raise ValueError(f"{wrong} Use `{name}.to({x_name}.device)`.")
 
 
 def last_dim(name: str, value: Any, n: int) -> None:
     """Raise unless `value` is a tensor whose last dimension has n entries."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"`{name}` must be a torch.Tensor; got {type(value).__name__}.")
+    instance(name, value, Tensor)
     if value.ndim == 0 or value.shape[-1] != n:
         raise ValueError(f"`{name}` must have {n} features in its last dimension; got {tuple(value.shape)}.")
 
@@ -183,15 +164,7 @@ def _per_row(name: str, value: Tensor, x: Tensor, dim: int) -> None:
     same_device(name, value, x)
 
 
-def _real_per_row(k: Tensor, x: Tensor, dim: int) -> None:
-    if k.dtype == torch.bool or k.is_complex():
-        raise TypeError(f"`k` must be an integer or floating tensor; got {k.dtype}.")
-    _per_row("k", k, x, dim)
-
-
 # ── numbers and other values ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 def number(name: str, value: Any, what: str = "a number or a torch.Tensor") -> None:
     """Raise unless `value` is a number; numpy's scalars are, and bool is not, because k=True is always a mistake."""
     if isinstance(value, bool) or not (isinstance(value, (int, float)) or _is_numpy_number(value)):
@@ -200,20 +173,18 @@ def number(name: str, value: Any, what: str = "a number or a torch.Tensor") -> N
 
 def positive(name: str, value: Any, hint: str = "") -> None:
     """Raise if `value` is neither a tensor nor a number > 0."""
-    if isinstance(value, Tensor):
-        return
-    number(name, value)
-    if not value > 0:
-        raise ValueError(f"`{name}` must be > 0; got {value}.{hint}")
+    if not isinstance(value, Tensor):
+        number(name, value)
+        if not value > 0:
+            raise ValueError(f"`{name}` must be > 0; got {value}.{hint}")
 
 
 def not_negative(name: str, value: Any) -> None:
     """Raise if `value` is neither a tensor nor a number ≥ 0."""
-    if isinstance(value, Tensor):
-        return
-    number(name, value)
-    if not value >= 0:
-        raise ValueError(f"`{name}` must be ≥ 0; got {value}.")
+    if not isinstance(value, Tensor):
+        number(name, value)
+        if not value >= 0:
+            raise ValueError(f"`{name}` must be ≥ 0; got {value}.")
 
 
 def above(name: str, value: Any, bound: float) -> None:
@@ -224,7 +195,7 @@ def above(name: str, value: Any, bound: float) -> None:
 
 
 def fraction(name: str, value: Any, *, is_open: bool = False) -> None:
-    """Raise unless `value` is a number in [0, 1], or in [0, 1) if that is asked for."""
+    """Raise unless `value` is a number in [0, 1], or in [0, 1) if `is_open`."""
     number(name, value, "a number")
     if not 0 <= value <= 1 or (is_open and value == 1):
         raise ValueError(f"`{name}` must satisfy 0 ≤ {name} {'<' if is_open else '≤'} 1; got {value}.")
@@ -232,14 +203,14 @@ def fraction(name: str, value: Any, *, is_open: bool = False) -> None:
 
 def at_least(name: str, value: Any, least: int) -> None:
     """Raise unless `value` is an int ≥ least."""
-    _integer(name, value)
+    integer(name, value)
     if value < least:
         raise ValueError(f"`{name}` must be ≥ {least}; got {value}.")
 
 
 def whole(name: str, value: Any, most: int, what: str) -> None:
     """Raise unless `value` is an int in [0, most]."""
-    _integer(name, value)
+    integer(name, value)
     if not 0 <= value <= most:
         raise ValueError(f"`{name}` must satisfy 0 ≤ {name} ≤ {most} ({what}); got {value}.")
 
@@ -253,10 +224,12 @@ def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
 def instance(name: str, value: Any, kind: type) -> None:
     """Raise unless `value` is of that class."""
     if not isinstance(value, kind):
-        raise TypeError(f"`{name}` must be a {kind.__name__}; got {type(value).__name__}.")
+        wanted = "torch.Tensor" if kind is Tensor else kind.__name__
+        raise TypeError(f"`{name}` must be a {wanted}; got {type(value).__name__}.")
 
 
-def _integer(name: str, value: Any) -> None:
+def integer(name: str, value: Any) -> None:
+    """Raise unless `value` is an int."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"`{name}` must be an int; got {type(value).__name__}.")
 

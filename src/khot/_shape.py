@@ -1,4 +1,4 @@
-"""From the user's layout to rows on the last dim, and back: the only `movedim`."""
+"""From the layout of a call to rows on the last dim, and back: the only `movedim`."""
 
 import math
 from typing import NamedTuple
@@ -6,6 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+PerRow = float | Tensor  # a number, or a tensor that broadcasts to the batch shape: the shape of `x` without `dim`
+Mask = Tensor | None  # booleans that broadcast to the shape of `x`; True = may be chosen
+Costs = Tensor | None  # positive numbers that broadcast to the shape of `x`
 _NORMAL = {dtype: (torch.finfo(dtype).tiny, torch.finfo(dtype).max) for dtype in (torch.float32, torch.float64)}
 _COMPUTE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
@@ -13,14 +16,11 @@ _COMPUTE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 class Rows(NamedTuple):
     """A call in the layout that `ops` works on."""
 
-    x: Tensor
-    """(…, n) scores in the compute dtype."""
-    k: float | Tensor
-    """A number, or (…) float64."""
-    temperature: float | Tensor
-    """A number or (…) float64, within the positive range of the compute dtype; NaN where it was not positive."""
-    mask: Tensor | None
-    """(…, n) bool, a view, or None."""
+    x: Tensor  # (…, n) scores in the compute dtype
+    k: PerRow  # a number, or (…) float64
+    # A number or (…) float64, within the positive range of the compute dtype; NaN where it was not positive.
+    temperature: PerRow
+    mask: Tensor | None  # (…, n) bool, a view, or None
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -28,15 +28,8 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return _COMPUTE.get(dtype, dtype)
 
 
-def to_rows(
-    x: Tensor,
-    k: float | Tensor,
-    temperature: float | Tensor,
-    mask: Tensor | None,
-    dim: int,
-    dtype: torch.dtype,
-) -> Rows:
-    """Put `dim` last and bring every argument to its place there; all of it differentiable."""
+def to_rows(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, dim: int, dtype: torch.dtype) -> Rows:
+    """Put `dim` last and bring every argument to that layout; all of it differentiable."""
     if mask is not None:
         mask = last(mask if mask.shape == x.shape else mask.expand(x.shape), dim)
     x = last(x if x.dtype == dtype else x.to(dtype), dim)
@@ -49,7 +42,7 @@ def per_entry(value: Tensor, x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     return last(value.to(dtype).expand(x.shape), dim)
 
 
-def per_row(value: float | Tensor, x: Tensor) -> Tensor:
+def per_row(value: PerRow, x: Tensor) -> Tensor:
     """Return a number, or a tensor that broadcasts to the rows of x (…, n), as float64 (…); a view."""
     if not isinstance(value, Tensor):
         value = torch.full((), value, dtype=torch.float64, device=x.device)
@@ -70,7 +63,7 @@ def last(t: Tensor, dim: int) -> Tensor:
     return t if dim in (-1, t.ndim - 1) else t.movedim(dim, -1)
 
 
-def _positive(temperature: float | Tensor, x: Tensor) -> float | Tensor:
+def _positive(temperature: PerRow, x: Tensor) -> PerRow:
     """Return T within the normal range of x's dtype; a tensor is NaN where it is not positive.
 
     1e-50 would round to 0 in float32, and (x − τ)/0 has no sign; the smallest normal number is hard enough.

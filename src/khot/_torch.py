@@ -1,36 +1,27 @@
 """Private and version-dependent names of torch, each with a fallback.
 
 A name that a version of torch lacks costs speed or a transform, never a wrong number: without it khot assumes that a
-mode is on and asks the dispatcher, or refuses what it cannot do. `NAMES` lists them; a test deletes each in turn.
+mode is on and asks the dispatcher, or refuses what it cannot do. `NAMES` collects them; a test deletes each in turn.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-NAMES = (
-    "torch._C._are_functorch_transforms_active",
-    "torch._C._dispatch_keys",
-    "torch._C._len_torch_dispatch_stack",
-    "torch._C._len_torch_function_stack",
-    "torch._C._AutoDispatchBelowAutograd",
-    "torch.autograd.forward_ad._current_level",
-    "torch.autograd.forward_ad._set_fwd_grad_enabled",
-    "torch._functorch.autograd_function.enable_single_level_autograd_function",
-    "torch.fx.experimental.proxy_tensor.make_fx",
-    "torch._C._is_tracing",
-    "torch._standard_gamma",
-)
+Context = AbstractContextManager[None]
+NAMES: list[str] = []
 
 
-def _get(path: str, fallback: Any) -> Any:
+def _get(name: str, fallback: Any) -> Any:
+    NAMES.append(name)
     try:
-        return attrgetter(path.removeprefix("torch."))(torch)
+        return attrgetter(name.removeprefix("torch."))(torch)
     except AttributeError:
         return fallback
 
@@ -39,89 +30,64 @@ def _lacks(name: str) -> NotImplementedError:
     return NotImplementedError(f"This transform of torch.func needs `{name}`, which torch {torch.__version__} lacks.")
 
 
-transforms_active: Callable[[], bool] = _get(NAMES[0], lambda: True)
-"""Return whether a transform of torch.func is active."""
+# Whether a transform of torch.func is active.
+transforms_active: Callable[[], bool] = _get("torch._C._are_functorch_transforms_active", lambda: True)
+# What the dispatcher looks at in a tensor. Ordinary tensors of a device have keys with an equal `raw_repr()`; that of
+# the fallback is a new object, unequal to all others.
+dispatch_keys: Callable[[Tensor], Any] = _get("torch._C._dispatch_keys", lambda t: SimpleNamespace(raw_repr=object))
+# How many TorchDispatchModes are active, and how many TorchFunctionModes.
+dispatch_modes: Callable[[], int] = _get("torch._C._len_torch_dispatch_stack", lambda: 1)
+function_modes: Callable[[], int] = _get("torch._C._len_torch_function_stack", lambda: 1)
+# Whether torch.jit.trace records.
+is_tracing: Callable[[], bool] = _get("torch._C._is_tracing", torch.jit.is_tracing)  # type: ignore[attr-defined]
+# The level of forward-mode differentiation, given `torch.autograd.forward_ad`; negative if it is off.
+_has_level = _get("torch.autograd.forward_ad._current_level", None) is not None
+forward_level: Callable[[Any], int] = attrgetter("_current_level") if _has_level else lambda module: 0
 
 
-class _UnknownKeys:
-    """Unequal to all others."""
-
-    def raw_repr(self) -> object:
-        return object()
-
-
-dispatch_keys: Callable[[Tensor], Any] = _get(NAMES[1], lambda t: _UnknownKeys())
-"""Return what the dispatcher looks at in a tensor; ordinary tensors of a device have keys with an equal `raw_repr`."""
-
-dispatch_modes: Callable[[], int] = _get(NAMES[2], lambda: 1)
-"""Return how many TorchDispatchModes are active."""
-
-function_modes: Callable[[], int] = _get(NAMES[3], lambda: 1)
-"""Return how many TorchFunctionModes are active."""
-
-is_tracing: Callable[[], bool] = _get(NAMES[9], torch.jit.is_tracing)  # type: ignore[attr-defined]
-"""Return whether torch.jit.trace records."""
-
-forward_level: Callable[[Any], int] = (
-    attrgetter("_current_level") if hasattr(forward_ad, "_current_level") else lambda module: 0
-)
-"""Return the level of forward-mode differentiation, given `torch.autograd.forward_ad`; negative if it is off."""
-
-
-def _exclude_autograd() -> AbstractContextManager[None]:
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradCPU)
-    for name in (
-        "AutogradCUDA",
-        "AutogradXPU",
-        "AutogradMPS",
-        "AutogradPrivateUse1",
-        "AutogradOther",
-        "ADInplaceOrView",
-    ):
-        keys = keys | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))
-    guard: AbstractContextManager[None] = torch._C._ExcludeDispatchKeyGuard(keys)
+def _exclude_autograd() -> Context:
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+    for device in ("CPU", "CUDA", "XPU", "MPS", "PrivateUse1", "Other"):
+        keys = keys | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autograd{device}"))
+    guard: Context = torch._C._ExcludeDispatchKeyGuard(keys)
     return guard
 
 
-_below_autograd: Callable[[], AbstractContextManager[None]] = _get(NAMES[4], _exclude_autograd)
+_below_autograd: Callable[[], Context] = _get("torch._C._AutoDispatchBelowAutograd", _exclude_autograd)
 
 
-def _no_forward_mode(enabled: bool) -> AbstractContextManager[None]:
+def _no_forward_mode(enabled: bool) -> Context:
     if forward_level(forward_ad) >= 0 and transforms_active():
-        raise NotImplementedError(
-            f"Forward mode of torch.func needs `{NAMES[6]}`, which torch {torch.__version__} lacks."
-        )
+        raise _lacks(_FORWARD)
     return nullcontext()
 
 
-_forward_grad: Callable[[bool], AbstractContextManager[None]] = _get(NAMES[6], _no_forward_mode)
-
-
-def _no_transforms() -> AbstractContextManager[None]:
-    raise _lacks(NAMES[7])
-
-
-_single_level: Callable[[], AbstractContextManager[None]] = _get(NAMES[7], _no_transforms)
+_FORWARD = "torch.autograd.forward_ad._set_fwd_grad_enabled"
+_forward_grad: Callable[[bool], Context] = _get(_FORWARD, _no_forward_mode)
+_LEVEL = "torch._functorch.autograd_function.enable_single_level_autograd_function"
+_single_level: Callable[[], Context] | None = _get(_LEVEL, None)
 
 
 def derive(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    """Apply an autograd.Function inside the autograd kernel of an op, to which torch.func comes level by level."""
+    """Apply an autograd.Function inside the autograd kernel of an op, which torch.func calls level by level."""
     if not transforms_active():
         return function.apply(*arguments)
+    if _single_level is None:
+        raise _lacks(_LEVEL)
     with _single_level():
         return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
 
 
 @contextmanager
 def next_level() -> Iterator[None]:
-    """Call an op again from its autograd kernel: this level is done, and the levels below it differentiate."""
+    """Let an autograd kernel call its op again: this level is done, and the levels below it differentiate."""
     with torch.enable_grad(), _forward_grad(True), _below_autograd():
         yield
 
 
 @contextmanager
 def next_tangents() -> Iterator[None]:
-    """Compute a tangent in `jvp` such that the levels below differentiate it."""
+    """Let `jvp` compute a tangent that the levels below differentiate."""
     with torch.enable_grad(), _forward_grad(True):
         yield
 
@@ -131,12 +97,16 @@ def primals(tensors: tuple[Tensor | None, ...]) -> list[Any]:
     return [None if t is None else forward_ad.unpack_dual(t).primal for t in tensors]
 
 
-def no_autocast(x: Tensor) -> AbstractContextManager[None]:
-    """Keep the precision of what is computed; torch has no autocast on some devices, and says so by an error."""
+def no_autocast(x: Tensor) -> Context:
+    """Turn autocast off, to keep the precision; on a device without autocast, torch raises an error."""
     try:
         return torch.autocast(x.device.type, enabled=False)
     except RuntimeError:
         return nullcontext()
+
+
+_MAKE_FX = "torch.fx.experimental.proxy_tensor.make_fx"  # heavy: imported when it is needed
+NAMES.append(_MAKE_FX)
 
 
 def derivative(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -151,18 +121,18 @@ def derivative(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
     def untransformed(z: Tensor) -> Tensor:
         if transforms_active():
-            raise _lacks(NAMES[8])
+            raise _lacks(_MAKE_FX)
         return slope(z)
 
     try:
-        from torch.fx.experimental.proxy_tensor import make_fx  # heavy: imported when it is needed
+        from torch.fx.experimental.proxy_tensor import make_fx
     except ImportError:
         return untransformed
     graph = make_fx(slope, tracing_mode="symbolic")(torch.zeros(7, dtype=torch.float64, device="cpu"))
     return lambda z: graph(z.flatten()).view(z.shape)
 
 
-_sample_gamma: Callable[..., Tensor] | None = _get(NAMES[10], None)
+_sample_gamma: Callable[..., Tensor] | None = _get("torch._standard_gamma", None)
 
 
 def standard_gamma(concentration: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -175,17 +145,14 @@ def standard_gamma(concentration: Tensor, generator: torch.Generator | None) -> 
         result: Tensor = _sample_gamma(concentration, generator=generator)
         return result
 
-    def random(draw: str) -> Tensor:
-        noise: Tensor = getattr(torch, draw)(
-            concentration.shape, dtype=concentration.dtype, device=concentration.device, generator=generator
-        )
-        return noise
+    def random(draw: Callable[..., Tensor]) -> Tensor:
+        return draw(concentration.shape, dtype=concentration.dtype, device=concentration.device, generator=generator)
 
     d = concentration + 2 / 3  # of a + 1, as the method needs a ≥ 1; times U^(1/a) in the end
     result = torch.full_like(d, torch.nan)
     while bool((is_left := result.isnan()).any()):
-        x = random("randn")
+        x = random(torch.randn)
         v = (1 + x / (9 * d).sqrt()) ** 3
-        is_accepted = (v > 0) & (random("rand").log() < x * x / 2 + d - d * v + d * v.clamp(min=1e-300).log())
+        is_accepted = (v > 0) & (random(torch.rand).log() < x * x / 2 + d - d * v + d * v.clamp(min=1e-300).log())
         result = torch.where(is_left & is_accepted, d * v, result)
-    return result * random("rand") ** (1 / concentration)
+    return result * random(torch.rand) ** (1 / concentration)

@@ -1,4 +1,4 @@
-"""Constraints for torch.distributions: where soft and hard k-hot tensors live."""
+"""Constraints for torch.distributions: the sets of soft and of hard k-hot tensors."""
 
 import torch
 from torch import Tensor
@@ -40,10 +40,9 @@ class capped_simplex(_OfSize):
 
     def check(self, value: Tensor) -> Tensor:
         k = torch.as_tensor(self.k, device=value.device)
-        total = value.sum(-1, dtype=torch.float64)
         in_range = ((value >= 0) & (value <= 1)).all(-1)
         tolerance = max(1e-6, torch.finfo(value.dtype).eps if value.is_floating_point() else 0)
-        return in_range & ((total - k).abs() <= tolerance * k.clamp(min=1))
+        return in_range & ((value.sum(-1, dtype=torch.float64) - k).abs() <= tolerance * k.clamp(min=1))
 
 
 class k_hot(_OfSize):

@@ -1,4 +1,4 @@
-"""Swap the routers of Hugging Face models for khot's; needs `khot[hf]` for the models themselves."""
+"""Swap the routers of Hugging Face models for khot's; the models themselves need the extra `hf`."""
 
 import copy
 import inspect

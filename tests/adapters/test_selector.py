@@ -267,4 +267,4 @@ def test_constant_columns_do_no_harm():
 def test_the_extra_is_named():
     code = "import sys; sys.modules['sklearn'] = None\nimport khot.sklearn"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "khot[sklearn]" in done.stderr
+    assert "'.[sklearn]'" in done.stderr

@@ -1,5 +1,6 @@
 """Loading the native library, its C interface, and what it does without memory."""
 
+import ctypes
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from khot.kernels import _native
 
 needs_native = pytest.mark.skipif(_native.LIBRARY is None, reason=_native.REASON)
 HEADER = _native.HERE / "native" / "khot.h"
+KINDS = {"pointer": ctypes.c_void_p, "int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "double": ctypes.c_double}
 
 
 def test_without_a_library(tmp_path):
@@ -42,6 +44,66 @@ def test_library_of_another_header_is_refused(tmp_path):
     assert "another version of khot.h" in reason
 
 
+@needs_native
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_it_brings_no_openmp_of_its_own():
+    """Two runtimes in one process have two pools of threads, and each takes the machine for its own."""
+    code = """if True:
+        import torch
+        from pathlib import Path
+        def openmp():
+            paths = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+            return sorted(path for path in paths if "omp" in Path(path).name)
+        torch.randn(64, 4096).exp().sum()
+        before = openmp()
+        import khot
+        khot.sigmoid_topk(torch.randn(64, 4096), 3)
+        assert khot.kernels.status()["cpu"].startswith("native")
+        assert openmp() == before, (before, openmp())
+        assert len(before) == 1, before
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Loader:
+    """Stands for `ctypes.CDLL` where torch keeps its OpenMP to itself."""
+
+    def __init__(self, has_openmp=True):
+        self.loaded, self.has_openmp = [], has_openmp
+
+    def __call__(self, path, mode=0):
+        if "libgomp" in path:
+            if not self.has_openmp:
+                raise OSError("libgomp.so.1: cannot open shared object file")
+            self.loaded.append((path, mode))
+        elif not self.loaded:
+            raise OSError("libkhot.so: undefined symbol: GOMP_parallel")
+        return path
+
+
+@pytest.mark.parametrize("place", ["torch/lib/libgomp.so.1", "torch.libs/libgomp-98df74fd.so.1.0.0", None])
+def test_it_finds_the_openmp_that_torch_keeps_to_itself(tmp_path, place):
+    (tmp_path / "torch").mkdir()
+    if place:
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).touch()
+    loader = Loader()
+    with (
+        patch.object(_native.ctypes, "CDLL", loader),
+        patch.object(torch, "__file__", str(tmp_path / "torch" / "__init__.py")),
+    ):
+        assert _native._open(tmp_path / "libkhot.so") == str(tmp_path / "libkhot.so")
+    assert loader.loaded == [(str(tmp_path / place) if place else "libgomp.so.1", _native.ctypes.RTLD_GLOBAL)]
+
+
+def test_without_any_openmp_it_is_eager_and_says_why(tmp_path):
+    (tmp_path / "libkhot.so").touch()
+    with patch.object(_native.ctypes, "CDLL", Loader(has_openmp=False)), patch.object(_native, "HERE", tmp_path):
+        library, reason = _native._load()
+    assert library is None
+    assert reason == "eager torch (native library does not load: libgomp.so.1: cannot open shared object file)"
+
+
 def declared_fields(name: str) -> list[tuple[str, str]]:
     """Return (type, name) of each field of a struct of khot.h."""
     text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(encoding="utf-8"), flags=re.DOTALL)
@@ -56,8 +118,7 @@ def declared_fields(name: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("name", "struct"), [("khot_rows", _native._Rows), ("khot_draws", _native._Draws)])
 def test_structs_are_those_of_the_header(name, struct):
-    kinds = {"pointer": _native._POINTER, "int64_t": _native._LONG, "int32_t": _native._INT, "double": _native._DOUBLE}
-    assert [(kinds[kind], field) for kind, field in declared_fields(name)] == [(t, f) for f, t in struct._fields_]
+    assert [(KINDS[kind], field) for kind, field in declared_fields(name)] == [(t, f) for f, t in struct._fields_]
 
 
 def test_every_entry_point_has_a_signature():

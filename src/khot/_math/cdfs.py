@@ -1,4 +1,4 @@
-"""The cdfs of the family: a relaxation y = F((x − τ)/T) is an F, and this is all that is needed of it.
+"""The cdfs of the family: a relaxation y = F((x − τ)/T) is defined by its F, and a `Cdf` is all that it needs.
 
 Functions of F are elementwise torch operations, differentiable as often as F is; they see finite z only. Ops and saved
 programs name a cdf by a string, because a number would mean another cdf in another process.
@@ -7,72 +7,63 @@ programs name a cdf by a string, because a number would mean another cdf in anot
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-REACH = 69.0  # e^69 = 1e30: as far as F is looked at
-HALVINGS = 52
-CHUNK = 512  # so many float32 numbers are summed before the sum is put into float64
+REACH, HALVINGS = 69.0, 53  # of `bisect`: it looks for quantiles within ±e^69 = ±1e30
+CHUNK = 512  # how many float32 numbers are summed before the sum goes on in float64
 Elementwise = Callable[[Tensor], Tensor]
+Pair = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Tails(NamedTuple):
     """Both sides of F at margins z, not differentiable; all like z."""
 
-    above: Tensor
-    """1 above the median, else 0: arithmetic on floats is several times as fast as boolean masks."""
-    tail: Tensor
-    """1 − F above, F below; 0 at ±inf."""
-    density: Tensor
-    """F′; 0 at ±inf."""
+    above: Tensor  # 1 above the median, else 0: arithmetic on floats is several times as fast as boolean masks
+    tail: Tensor  # 1 − F above the median, F below; 0 at ±inf
+    density: Tensor  # F′; 0 at ±inf
 
 
 @dataclass(frozen=True, eq=False)
 class Cdf:
     """A distribution function F."""
 
-    name: str
-    """What ops and saved programs call it."""
-    cdf: Elementwise
-    """F(z), to all digits however small."""
-    survival: Elementwise
-    """1 − F(z), likewise."""
-    density: Elementwise
-    """F′(z); at a kink, one of the one-sided slopes."""
-    quantile: Elementwise | None
-    """F⁻¹ on (0, 1); None: found by bisection."""
-    center: float = 0.0
-    """The median, about: where it is better to sum 1 − F than F."""
-    smooth: bool = True
-    """Whether F′ is continuous."""
+    name: str  # what ops and saved programs call it
+    cdf: Elementwise  # F(z), to all digits however small
+    survival: Elementwise  # 1 − F(z), to all digits however small
+    density: Elementwise  # F′(z); at a kink, one of the one-sided slopes
+    quantile: Elementwise | None  # F⁻¹ on (0, 1); if None, it is found by bisection
+    center: float = 0.0  # the median, about: above it, 1 − F is summed instead of F
+    smooth: bool = True  # whether F′ is continuous
+    is_vertical: bool = False  # whether F′ is infinite somewhere: small y then need margins that only float64 has
+    # All that the solver needs, in few passes; z may be infinite. If None, it is computed from the functions above.
     tails: Callable[[Tensor], Tails] | None = None
-    """All that the solver needs, in few passes; z may be infinite. None: from the functions above."""
+    # log F(z) for z < 0, if F is symmetric with exponential tails: for rows in which F underflows.
     log_tail: Elementwise | None = None
-    """log F(z) for z < 0, if F is symmetric with exponential tails: for rows in which F underflows."""
-    log_density: Elementwise | None = None
-    """log F′(z), for weights where F′ underflows."""
-    slope_at: Elementwise | None = None
-    """F′ as a function of y = F(z), for y in (0, 1): then y alone is saved for backward."""
-    steer: Elementwise | None = None
-    """A rough F′ for the solver, if `density` differentiates, which cannot be done inside an op."""
+    log_density: Elementwise | None = None  # log F′(z), for weights where F′ underflows
+    slope_at: Elementwise | None = None  # F′ as a function of y = F(z) in (0, 1): then backward needs y alone
+    steer: Elementwise | None = None  # a rough F′ for the solver, if `density` differentiates: no op may do that
 
 
-def _about_zero(below: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Callable[[Tensor], Tails]:
-    """The tails of a symmetric F from those below 0: z ≤ 0, which may be overwritten, to F and F′."""
-    return lambda z: Tails((z > 0).to(z.dtype), *below(z.abs().neg_()))
+def _symmetric(
+    name: str, cdf: Elementwise, density: Elementwise, quantile: Elementwise, both: Pair | None = None, **others: Any
+) -> Cdf:
+    """Make a Cdf with F(−z) = 1 − F(z); `both` gives F and F′ for z ≤ 0, which it may overwrite."""
+    pair: Pair = both or (lambda z: (cdf(z), density(z)))
+
+    def tails(z: Tensor) -> Tails:
+        return Tails((z > 0).to(z.dtype), *pair(z.abs().neg_()))
+
+    return Cdf(name, cdf, lambda z: cdf(-z), density, quantile, tails=tails, **others)
 
 
 def _laplace(z: Tensor) -> Tensor:
     # A clamp passes the gradient on at its bound, as |z| would not.
     return torch.where(z > 0, 1 - 0.5 * (-z.clamp(min=0)).exp(), 0.5 * z.clamp(max=0).exp())
-
-
-def _laplace_quantile(p: Tensor) -> Tensor:
-    return torch.where(p < 0.5, (2 * p).log(), -(2 * (1 - p)).log())
 
 
 def _normal(z: Tensor) -> Tensor:
@@ -88,59 +79,40 @@ def _cauchy(z: Tensor) -> Tensor:
     return torch.atan2(torch.ones_like(z), -z) / math.pi  # not ½ + atan(z)/π, which cancels
 
 
-def _sigmoid_density(z: Tensor) -> Tensor:
-    tail = torch.sigmoid(-z.abs())
-    return tail * (1 - tail)
-
-
-def _cauchy_quantile(y: Tensor) -> Tensor:
-    near = torch.minimum(y, 1 - y)  # sin and tan near π would round
-    return torch.where(y < 0.5, -1.0, 1.0) / torch.tan(math.pi * near)
-
-
-def _cauchy_density(z: Tensor) -> Tensor:
-    return 1 / (math.pi * (1 + z.square()))
-
-
-SIGMOID = Cdf(
+SIGMOID = _symmetric(
     "sigmoid",
     torch.sigmoid,
-    lambda z: torch.sigmoid(-z),
-    _sigmoid_density,
+    lambda z: (tail := torch.sigmoid(-z.abs())) * (1 - tail),
     torch.logit,
-    tails=_about_zero(lambda z: (tail := z.sigmoid_(), torch.addcmul(tail, tail, tail, value=-1))),
+    lambda z: (tail := z.sigmoid_(), torch.addcmul(tail, tail, tail, value=-1)),
     slope_at=lambda y: y * (1 - y),
     log_tail=lambda z: z,
     log_density=lambda z: logsigmoid(z) + logsigmoid(-z),
 )
-LAPLACE = Cdf(
+LAPLACE = _symmetric(
     "laplace",
     _laplace,
-    lambda z: _laplace(-z),
     lambda z: 0.5 * (-z.abs()).exp(),
-    _laplace_quantile,
-    tails=_about_zero(lambda z: (z.exp_().mul_(0.5),) * 2),
+    lambda p: torch.where(p < 0.5, (2 * p).log(), -(2 * (1 - p)).log()),
+    lambda z: (z.exp_().mul_(0.5),) * 2,
     slope_at=lambda y: torch.minimum(y, 1 - y),
     log_tail=lambda z: z - math.log(2),
     log_density=lambda z: -z.abs() - math.log(2),
 )
-NORMAL = Cdf(
+NORMAL = _symmetric(
     "normal",
     _normal,
-    lambda z: _normal(-z),
     _normal_density,
     torch.special.ndtri,
-    tails=_about_zero(lambda z: (_normal(z), _normal_density(z))),
     log_density=lambda z: -0.5 * z.square() - 0.5 * math.log(2 * math.pi),
     slope_at=lambda y: _normal_density(torch.special.ndtri(y)),
 )
-CAUCHY = Cdf(
+CAUCHY = _symmetric(
     "cauchy",
     _cauchy,
-    lambda z: _cauchy(-z),
-    _cauchy_density,
-    _cauchy_quantile,
-    tails=_about_zero(lambda z: (_cauchy(z), _cauchy_density(z))),
+    lambda z: 1 / (math.pi * (1 + z.square())),
+    # The smaller of y and 1 − y, because sin and tan near π would round.
+    lambda y: torch.where(y < 0.5, -1.0, 1.0) / torch.tan(math.pi * torch.minimum(y, 1 - y)),
     slope_at=lambda y: torch.sin(math.pi * torch.minimum(y, 1 - y)).square() / math.pi,
 )
 
@@ -150,15 +122,14 @@ def power(p: float) -> Cdf:
     exponent, center = 1 / (p - 1), 0.5 ** (p - 1)
 
     def between(z: Tensor) -> Tensor:
-        """z in (0, 1), and elsewhere a number that harms no derivative."""
+        """Return z in (0, 1), and elsewhere a number that harms no derivative."""
         return torch.where((z <= 0) | (z >= 1), 0.5, z)
 
     def extended(z: Tensor, inside: Tensor, below: float, above: float) -> Tensor:
         return torch.where(z >= 1, above, torch.where(z <= 0, below, inside))
 
     def tails(z: Tensor) -> Tails:
-        inside = z.clamp(0, 1)
-        is_inside = ((z > 0) & (z < 1)).to(z.dtype)
+        inside, is_inside = z.clamp(0, 1), ((z > 0) & (z < 1)).to(z.dtype)
         above = (z > center).to(z.dtype)
         if p == 2:
             return Tails(above, (above - inside).abs_(), is_inside)
@@ -173,6 +144,7 @@ def power(p: float) -> Cdf:
         lambda y: y ** (p - 1),
         center=center,
         smooth=False,
+        is_vertical=p > 2,
         tails=tails,
         slope_at=lambda y: exponent * y ** (2 - p),
     )
@@ -180,8 +152,8 @@ def power(p: float) -> Cdf:
 
 EUCLIDEAN = power(2.0)
 
-_NAMED: WeakValueDictionary[str, Cdf] = WeakValueDictionary()  # holds no cdf that nobody else does
-_BUILT_IN = (SIGMOID, LAPLACE, NORMAL, CAUCHY, EUCLIDEAN)
+# It keeps no cdf alive that nobody else uses.
+_NAMED = WeakValueDictionary({cdf.name: cdf for cdf in (SIGMOID, LAPLACE, NORMAL, CAUCHY, EUCLIDEAN)})
 
 
 def register(cdf: Cdf) -> Cdf:
@@ -189,15 +161,9 @@ def register(cdf: Cdf) -> Cdf:
     return _NAMED.setdefault(cdf.name, cdf)
 
 
-for _cdf in _BUILT_IN:
-    register(_cdf)
-
-
 def cdf_by_name(name: str) -> Cdf:
     """Look up a cdf by its name."""
-    if name.startswith("power:"):
-        return power(float(name.removeprefix("power:")))
-    cdf = _NAMED.get(name)
+    cdf = power(float(name.removeprefix("power:"))) if name.startswith("power:") else _NAMED.get(name)
     if cdf is None:
         raise LookupError(
             f"The relaxation {name!r} does not exist in this process. If the program was exported or saved with a "
@@ -207,23 +173,8 @@ def cdf_by_name(name: str) -> Cdf:
     return cdf
 
 
-class TailSums(NamedTuple):
-    """Weighted with the costs; all (…, 1) float64."""
-
-    excess: Tensor
-    """N − k, N the scores above the median of F."""
-    lower: Tensor
-    """Σ F below."""
-    upper: Tensor
-    """Σ 1 − F above."""
-    lower_slope: Tensor
-    """Σ F′ below."""
-    upper_slope: Tensor
-    """Σ F′ above."""
-
-
 def tails_at(cdf: Cdf, z: Tensor) -> Tails:
-    """Return both tails for z that may be infinite."""
+    """Return both sides of F at z, which may be infinite."""
     if cdf.tails is not None:
         return cdf.tails(z)
     infinite, is_above = z.isinf(), z > cdf.center
@@ -232,16 +183,19 @@ def tails_at(cdf: Cdf, z: Tensor) -> Tails:
     return Tails(is_above.to(z.dtype), tail, (cdf.steer or cdf.density)(finite).masked_fill(infinite, 0.0))
 
 
-def tail_sums(at: Tails, k: Tensor, costs: Tensor | None) -> TailSums:
-    """Return what the tails sum to, for k (…, 1)."""
+def tail_sums(at: Tails, k: Tensor, costs: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return N − k, Σ F below and Σ 1 − F above the median, and Σ F′ below and above it; all (…, 1) float64.
+
+    N is the number of scores above the median; everything is weighted with the costs. k is (…, 1).
+    """
     count, tail, density = at if costs is None else (costs * part for part in at)
     upper, upper_slope = row_sum(tail * at.above), row_sum(density * at.above)
     lower, lower_slope = (row_sum(tail) - upper).clamp(min=0), (row_sum(density) - upper_slope).clamp(min=0)
-    return TailSums(row_sum(count) - k, lower, upper, lower_slope, upper_slope)
+    return row_sum(count) - k, lower, upper, lower_slope, upper_slope
 
 
 def quantile(cdf: Cdf, share: Tensor) -> Tensor:
-    """Return F⁻¹; shares that round to 0 or 1 are moved inside."""
+    """Return F⁻¹(share); shares that round to 0 or 1 are moved inside."""
     info = torch.finfo(share.dtype)
     share = share.clamp(info.tiny, 1 - info.eps)
     return bisect(cdf.cdf, share) if cdf.quantile is None else cdf.quantile(share)
@@ -250,19 +204,16 @@ def quantile(cdf: Cdf, share: Tensor) -> Tensor:
 def bisect(cdf: Elementwise, share: Tensor) -> Tensor:
     """Return F⁻¹ by halving within ±1e30, for shares in (0, 1)."""
     low, high = torch.full_like(share, -REACH), torch.full_like(share, REACH)
-
-    def spread(t: Tensor) -> Tensor:
-        return t.sign() * torch.expm1(t.abs())  # few halvings reach far
-
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        is_below = cdf(spread(middle)) < share
+        z = middle.sign() * torch.expm1(middle.abs())  # few halvings reach far
+        is_below = cdf(z) < share
         low, high = torch.where(is_below, middle, low), torch.where(is_below, high, middle)
-    return spread((low + high) / 2)
+    return z
 
 
 def difference(cdf: Elementwise) -> Elementwise:
-    """F′ by a central difference, to some 1e-5."""
+    """Return F′ by a central difference, to about 1e-5."""
 
     def slope(z: Tensor) -> Tensor:
         h = z.abs().clamp(min=1) * math.cbrt(torch.finfo(z.dtype).eps)
@@ -272,23 +223,16 @@ def difference(cdf: Elementwise) -> Elementwise:
 
 
 def value(cdf: Cdf, z: Tensor) -> Tensor:
-    """F(z), where z may be infinite: then exactly 0 or 1, with gradient 0."""
+    """Return F(z); where z is infinite, exactly 0 or 1 with gradient 0."""
     infinite = z.isinf()
     return torch.where(infinite, (z > 0).to(z.dtype), cdf.cdf(torch.where(infinite, cdf.center, z)))
-
-
-def slope(cdf: Cdf, z: Tensor) -> Tensor:
-    """F′(z), where z may be infinite: then 0."""
-    infinite = z.isinf()
-    density = cdf.density(torch.where(infinite, cdf.center, z))
-    return torch.where(infinite, 0.0, density)
 
 
 def row_sum(t: Tensor) -> Tensor:
     """Sum over the last dim in float64, shape (…, 1).
 
-    A float32 row is summed in float32 chunks whose partial sums are added in float64: as accurate as
-    `sum(dtype=float64)` to within a rounding of a chunk, and several times as fast.
+    A float32 row is summed in float32 chunks whose sums are added in float64: as accurate as `sum(dtype=float64)` to
+    within a rounding of a chunk, and several times as fast.
     """
     n = t.shape[-1]
     if t.dtype == torch.float64 or n <= CHUNK:

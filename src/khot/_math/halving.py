@@ -1,4 +1,4 @@
-"""Successive halving: a tournament in which each pair is replaced by its weighted mean."""
+"""Successive Halving: a tournament in which each pair is replaced by its weighted mean."""
 
 from collections.abc import Callable
 
@@ -11,11 +11,11 @@ from . import select
 def tournament(
     embeddings: Tensor, scores: Tensor, k: int, boost: Callable[[Tensor, Tensor], Tensor]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Halve (…, n, d) and (…, n) until k are left, after padding to k·2^r.
+    """Halve embeddings (…, n, d) and scores (…, n) until k are left, after padding to k·2^r.
 
     Returns:
-        The k embeddings, their scores, and for each the 2^r entries it was made of, (…, k, 2^r): which, and how much.
-        Padding has weight 0.
+        The k embeddings, their scores, and for each the 2^r entries it was made of, (…, k, 2^r): their indices and
+        their weights. Padding has weight 0.
     """
     n = scores.shape[-1]
     rounds = max(0, -(-n // k) - 1).bit_length()
@@ -39,8 +39,8 @@ def tournament(
         worst = torch.where(is_void, inner, worst)
         weight = torch.where(is_void, 1.0, boost(inner, worst).sigmoid())
         scores = torch.where(is_void, best, weight * inner + (1 - weight) * worst)
-        pair = weight.unsqueeze(-1), (1 - weight).unsqueeze(-1)
-        embeddings = pair[0] * embeddings[..., :half, :] + pair[1] * embeddings[..., half:, :].flip(-2)
-        shares = torch.cat((pair[0] * shares[..., :half, :], pair[1] * shares[..., half:, :].flip(-2)), -1)
+        first, second = weight.unsqueeze(-1), (1 - weight).unsqueeze(-1)
+        embeddings = first * embeddings[..., :half, :] + second * embeddings[..., half:, :].flip(-2)
+        shares = torch.cat((first * shares[..., :half, :], second * shares[..., half:, :].flip(-2)), -1)
         members = torch.cat((members[..., :half, :], members[..., half:, :].flip(-2)), -1)
     return embeddings, scores, members, shares

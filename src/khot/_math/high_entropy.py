@@ -1,7 +1,7 @@
-"""Sampford's and Brewer's laws on the last dim: exact inclusion probabilities near the greatest entropy.
+"""Sampford's and Brewer's laws on the last dim: exact inclusion probabilities, with an entropy near the largest.
 
-Sampford: p(s) ∝ Π_s w · Σ_s (1 − π), w = π/(1 − π), by accepting samples of Pareto's law. Brewer: one item after
-another, with odds that make the inclusion probabilities right.
+Sampford's law is p(s) ∝ Π_s w · Σ_s (1 − π), w = π/(1 − π), drawn by accepting samples of Pareto's law. Brewer's draws
+one item after another, with odds that make the inclusion probabilities right.
 """
 
 import torch
@@ -14,7 +14,7 @@ from .noise import Uniform
 from .order_sampling import LOGISTIC, HardTopK, made_anew
 from .subsets import safe_log
 
-FALL = 46.0  # e^−46 is 1e-20
+FALL = 46.0  # the integrand is followed until it has fallen by e^−46 = 1e-20
 TRIES = 16
 AT_ONCE = 1 << 17  # numbers at a time: few enough for a cache
 
@@ -69,8 +69,8 @@ def draw_sampford(
 ) -> Tensor:
     """Draw `draws` samples of each row of p (rows, n); (draws, rows, n) float64.
 
-    Pareto's law is close to Sampford's, so nearly all of its samples are accepted; unless nearly all items are certain:
-    what `TRIES` have not settled is drawn as a mixture.
+    Pareto's law is close to Sampford's, so nearly all of its samples are accepted, unless nearly all items are certain.
+    Samples that `TRIES` rounds have not accepted are drawn as a mixture.
     """
     rows, n = p.shape
     logits = torch.logit(p)
@@ -83,14 +83,13 @@ def draw_sampford(
         row = left % rows
         trial = order_sampling.draw(LOGISTIC, logits[row], k[row], seed, 1, uniform, hard_topk, 2 * attempt)[0]
         u = uniform(seed, 2 * attempt + 1, len(left))
-        accept = (trial * away[row]).sum(-1) >= u * bound[row] * (trial * constants[row]).sum(-1)
-        result[left[accept]] = trial[accept]
-        left = left[~accept]
+        is_accepted = (trial * away[row]).sum(-1) >= u * bound[row] * (trial * constants[row]).sum(-1)
+        result[left[is_accepted]] = trial[is_accepted]
+        left = left[~is_accepted]
         if len(left) == 0:
             break
     else:
-        row = left % rows
-        key = noise.stream_key(seed, 2 * TRIES)
+        row, key = left % rows, noise.stream_key(seed, 2 * TRIES)
         result[left] = _mixture(logits[row], away[row], k[row], key, uniform, margins)
     return result.view(draws, rows, n)
 
@@ -106,8 +105,7 @@ def _mixture(logits: Tensor, away: Tensor, k: Tensor, seed: Tensor, uniform: Uni
 
 def brewer_odds(p: Tensor, x: Tensor, k: Tensor) -> Tensor:
     """Return the odds of the next item given those drawn: π(R − π)/(R − mπ), R = k − Σ_drawn π, m yet to be drawn."""
-    left = (k - x.sum(-1))[..., None]
-    rest = (k - (p * x).sum(-1))[..., None]
+    left, rest = (k - x.sum(-1))[..., None], (k - (p * x).sum(-1))[..., None]
     is_open = (x == 0) & (p > 0) & (left > 0)
     weight = torch.where(is_open, p * (rest - p) / torch.where(is_open, rest - left * p, 1.0), 0.0)
     total = weight.sum(-1, keepdim=True)

@@ -1,10 +1,10 @@
-"""Derivatives of y = F(z), z = (x − τ)/T with Σ c·y = k, in the last dim; costs c are 1 where there are none.
+"""Derivatives of y = F(z), z = (x − τ)/T with Σ c·y = k, along the last dim; costs c are 1 where there are none.
 
 With v = F'(z), S = Σ c·v and w = c·v/S, everything follows from one line:
 
     dz = u − ⟨w, u⟩ + (dk − ⟨y, dc⟩)/S,   u = (dx − z·dT)/T,   and   dy = v·dz.
 
-All of it is plain differentiable torch, so that backward has a derivative too.
+All functions are differentiable torch operations, so that a backward has a derivative too.
 """
 
 from typing import NamedTuple
@@ -12,26 +12,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .cdfs import Cdf, row_sum, slope
+from .cdfs import Cdf, row_sum
 
 
 class Linear(NamedTuple):
-    """What the derivative at a point needs."""
+    """The quantities of the formula at one point."""
 
-    z: Tensor
-    """(…, n) margins, finite: where one is infinite its v is 0."""
-    slope: Tensor
-    """(…, n) v."""
-    weight: Tensor
-    """(…, n) w, which sums to 1; 0 in a saturated row."""
-    total: Tensor
-    """(…, 1) S."""
-    scale: Tensor
-    """(…, 1) T, or one number."""
+    z: Tensor  # (…, n) margins, finite: where one is infinite its v is 0
+    slope: Tensor  # (…, n) v
+    weight: Tensor  # (…, n) w, which sums to 1; 0 in a saturated row
+    total: Tensor  # (…, 1) S
+    scale: Tensor  # (…, 1) T, or one number
 
 
 def at_value(y: Tensor, temperature: Tensor | float, cdf: Cdf) -> Linear:
-    """Return the derivative's parts from y = F(z) (…, n) and T (…) alone; F has a quantile and F′ as a function of y.
+    """Return the quantities from y = F(z) (…, n) and T (…) alone; F has a `quantile` and a `slope_at`.
 
     An entry that has rounded to 0 or 1 has no slope.
     """
@@ -45,11 +40,11 @@ def at_value(y: Tensor, temperature: Tensor | float, cdf: Cdf) -> Linear:
 
 
 def at_margin(z: Tensor, temperature: Tensor | float, costs: Tensor | None, cdf: Cdf) -> Linear:
-    """Return the derivative's parts for any F from z (…, n): exact where y rounds, as long as F′ can be told."""
+    """Return the quantities for any F from z (…, n): exact where y rounds to 0 or 1, unless F′ underflows."""
     infinite = z.isinf()
     finite = torch.where(infinite, cdf.center, z)
     if cdf.log_density is None:
-        v = slope(cdf, z)
+        v = torch.where(infinite, 0.0, cdf.density(finite))
         weighted = v if costs is None else costs * v
         total = _sum(weighted)
         return Linear(finite, v, _ratio(weighted, total), total, _scale(temperature, z))
@@ -57,9 +52,8 @@ def at_margin(z: Tensor, temperature: Tensor | float, costs: Tensor | None, cdf:
     v = torch.where(infinite, 0.0, log_v.exp())
     if costs is not None:
         log_v = costs.log() + log_v
-    log_v = torch.where(infinite, -torch.inf, log_v)
     is_saturated = infinite.all(-1, keepdim=True)
-    log_v = torch.where(is_saturated, 0.0, log_v)
+    log_v = torch.where(is_saturated, 0.0, torch.where(infinite, -torch.inf, log_v))
     weight = torch.where(is_saturated, 0.0, log_v.softmax(-1))  # sums to 1 however small v is
     total = torch.where(is_saturated, 0.0, log_v.logsumexp(-1, keepdim=True).exp())
     return Linear(finite, v, weight, total, _scale(temperature, z))
@@ -71,7 +65,7 @@ def push(dx: Tensor, dk: Tensor, dt: Tensor, at: Linear) -> Tensor:
 
 
 def push_value(dx: Tensor, dk: Tensor, dt: Tensor, at: Linear) -> Tensor:
-    """Return dy = v·dz likewise, where v·dk/S is w·dk: finite in rows as sharp as can be."""
+    """Return dy = v·dz for the same tangents, with w·dk for v·dk/S: finite in rows however sharp."""
     return at.slope * _centered(dx, dt, at) + at.weight * dk
 
 

@@ -1,6 +1,6 @@
 """The law p(x) ∝ exp(θ·x) of k-subsets: its normaliser, marginals and covariance, θ for given marginals, and samples.
 
-`margins(θ, k)` is passed by the caller: the z = θ + λ with Σσ(z) = k (`khot.ops.sigmoid_margins`).
+The caller passes `margins(θ, k)`, which returns the z = θ + λ with Σσ(z) = k (`khot.ops.sigmoid_margins`).
 """
 
 from collections.abc import Callable
@@ -13,13 +13,9 @@ from torch.nn.functional import logsigmoid, pad
 from . import subsets
 from .noise import Uniform
 
-Margins = Callable[[Tensor, Tensor], Tensor]
-"""(scores (…, n), k (…)) → z (…, n)."""
-
-STEPS, INNER_STEPS = 100, 60
-TOLERANCE = 1e-13
-NEARLY_CERTAIN = 1e-12
-TRIES = 8
+Margins = Callable[[Tensor, Tensor], Tensor]  # (scores (…, n), k (…)) → z (…, n)
+STEPS, INNER_STEPS, TRIES = 100, 60, 8
+TOLERANCE, NEARLY_CERTAIN = 1e-13, 1e-12
 STEEP = 300.0  # e^z is not summed beyond
 AT_ONCE = 1 << 22  # numbers at a time along the tree
 ROWS_AT_ONCE = 1 << 15  # numbers, in whole rows, to solve for at a time
@@ -27,9 +23,9 @@ DIRECT = 16  # up to this length, distributions are convolved term by term; beyo
 
 
 def tilt(theta: Tensor, k: Tensor, margins: Margins) -> tuple[Tensor, Tensor]:
-    """Return z = θ + λ with Σσ(z) = k, and λ (…); z has the gradient of θ, as nothing depends on λ.
+    """Return z = θ + λ with Σσ(z) = k, and λ (…); z has the gradient of θ, because nothing depends on λ.
 
-    z is ±inf where an item is drawn for sure or never; λ is 0 where that holds for all.
+    z is ±inf where an item is certainly drawn or never; λ is 0 where that holds for all.
     """
     with torch.no_grad():
         z = margins(theta.detach(), k)
@@ -41,13 +37,13 @@ def tilt(theta: Tensor, k: Tensor, margins: Margins) -> tuple[Tensor, Tensor]:
 
 
 def log_normaliser(theta: Tensor, k: Tensor, margins: Margins) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log Σ over k-subsets of exp(θ·x) (…), and by the way z (…, n) and log P(S = k) (…) of independent draws.
+    """Return log Σ over k-subsets of exp(θ·x) (…), and also z (…, n) and log P(S = k) (…) of independent draws.
 
-    An item with θ = +inf counts in every subset, with weight 1.
+    An item with θ = +inf is in every subset, with weight 1.
     """
     z, shift = tilt(theta, k, margins)
     is_forced, is_open = theta == torch.inf, z.isfinite()
-    # what is drawn without choice, as k is all that is left: its θ alone
+    # An item that must be drawn, because k is all that is left, counts with its θ alone.
     taken = torch.where((z == torch.inf) & ~is_forced, theta, 0.0)
     free = -logsigmoid(-torch.where(is_open, z, 0.0)) * is_open
     log_size = subsets.log_size(subsets.counts(z, k))
@@ -67,9 +63,9 @@ def marginals(theta: Tensor, k: Tensor, margins: Margins) -> Tensor:
 def solve(p: Tensor, k: Tensor, margins: Margins) -> Tensor:
     """Return θ such that the marginals are p, with Σσ(θ) = k; ±inf where p is 0 or 1.
 
-    The odds of item i are e^θ times P(others: k − 1)/P(others: k). To add what the logits of the marginals lack
-    contracts by about 1/Σp(1 − p); where it does not by 4, the step is Newton's, for those same logits, which are
-    nearly linear in θ however close to 0 or 1 the marginals are.
+    The odds of item i are e^θ times P(others: k − 1)/P(others: k). A step adds to θ what the logits of the marginals
+    lack, which shrinks the error by about 1/Σp(1 − p). Where it shrinks by less than 4, the step is Newton's for those
+    logits, which are nearly linear in θ however close to 0 or 1 the marginals are.
     """
     n = p.shape[-1]
     width = max(ROWS_AT_ONCE // n, 1)
@@ -108,8 +104,8 @@ def _solve(p: Tensor, k: Tensor, margins: Margins) -> Tensor:
 def covariance_solve(counts: subsets.Counts, r: Tensor) -> Tensor:
     """Return the v with Cov(x) v = r and Σv = 0, by conjugate gradients; items that are certain have v = 0.
 
-    Cov is singular along 1: residuals are kept to sum to 0, and a row rests once it is solved to rounding. Items that
-    are certain but for 1e-12 move by themselves: what joins them to others is below the rounding of Cov v.
+    Cov is singular along 1, so the residuals are kept at a sum of 0; a row stops once it is solved to rounding. Items
+    that are certain but for 1e-12 are solved alone: what joins them to others is below the rounding of Cov v.
     """
     less, same = subsets.without(counts)
     spread = subsets.spread(counts, less, same)
@@ -123,8 +119,7 @@ def covariance_solve(counts: subsets.Counts, r: Tensor) -> Tensor:
         t = torch.where(is_open, t, 0.0)
         return t - share * t.sum(-1, keepdim=True)
 
-    r = balanced(r)
-    v = torch.zeros_like(r)
+    r, v = balanced(r), torch.zeros_like(r)
     direction = scale * r  # r is 0 where it is not open
     power = start = (r * direction).sum(-1, keepdim=True)
     is_live = power > 0
@@ -148,18 +143,16 @@ def covariance_solve(counts: subsets.Counts, r: Tensor) -> Tensor:
 def draw(z: Tensor, k: Tensor, seed: Tensor, draws: int, uniform: Uniform) -> Tensor:
     """Draw `draws` k-hot samples of each row of z (rows, n), tilted: Σσ(z) = k; (draws, rows, n) float64.
 
-    Few of many items are drawn one by one, with replacement, until they differ, `TRIES` times; the rest, and what
-    failed, along the tree of counts. The law is the same.
+    Few of many items are drawn one by one, with replacement, until they differ, `TRIES` times. All others, and what
+    failed, are drawn along the tree of counts. The law is the same.
     """
-    rows, n = z.shape
-    most = int(k.max())
+    (rows, n), most = z.shape, int(k.max())
     result = z.new_zeros(draws, rows, n)
     is_left = torch.ones(draws, rows, dtype=torch.bool, device=z.device)
     if 0 < 4 * most * most <= n:
         chosen, is_left = _one_by_one(z, k, most, seed, draws, uniform)
         result = z.new_zeros(draws, rows, n + 1).scatter_(-1, chosen, 1.0)[..., :n]  # n stands for none
-    width = max(AT_ONCE // (n * n.bit_length()), 1)
-    stream = TRIES
+    width, stream = max(AT_ONCE // (n * n.bit_length()), 1), TRIES
     for first in range(0, rows, width):
         part = slice(first, first + width)
         if not bool(is_left[:, part].any()):
@@ -167,8 +160,7 @@ def draw(z: Tensor, k: Tensor, seed: Tensor, draws: int, uniform: Uniform) -> Te
         levels = build_tree(z[part].sigmoid(), most)
         needed = is_left[:, part].any(-1).nonzero()[:, 0]
         for some in needed.split(max(AT_ONCE // (n * len(z[part])), 1)):
-            size = k[part].expand(len(some), -1)
-            sample, stream = sample_tree(levels, size, seed, stream, uniform)
+            sample, stream = sample_tree(levels, k[part].expand(len(some), -1), seed, stream, uniform)
             result[some, part] = torch.where(is_left[some, part][..., None], sample[..., :n], result[some, part])
     return result
 
@@ -186,8 +178,7 @@ def _one_by_one(z: Tensor, k: Tensor, most: int, seed: Tensor, draws: int, unifo
         place = torch.searchsorted(running, u * running[:, -1:], right=True).clamp(max=n - 1)
         chosen = torch.where(is_used, place.view(rows, draws, most).transpose(0, 1), n)
         ranked = chosen.sort(-1).values
-        differ = ((ranked.diff() != 0) | (ranked[..., 1:] == n)).all(-1)
-        is_new = is_left & differ & ~is_steep
+        is_new = is_left & ((ranked.diff() != 0) | (ranked[..., 1:] == n)).all(-1) & ~is_steep
         result = torch.where(is_new[..., None], chosen, result)
         is_left = is_left & ~is_new
         if not bool(is_left.any()):
@@ -199,7 +190,7 @@ class Node(NamedTuple):
     """The nodes of one level of the tree of counts; each has the distribution of its number of ones."""
 
     mass: Tensor  # (…, nodes, size + 1) P(number of ones), within [least, most]
-    least: Tensor  # (…, nodes) how many are ones for sure
+    least: Tensor  # (…, nodes) how many are certainly ones
     most: Tensor  # (…, nodes) how many can be
 
 
@@ -227,9 +218,8 @@ def sample_tree(levels: list[Node], k: Tensor, seed: Tensor, stream: int, unifor
     count = k.long()[..., None]
     for below in reversed(levels[:-1]):
         left, right = below.mass.unflatten(-2, (-1, 2)).unbind(-2)  # (…, nodes, size + 1)
-        (least, least_right), (most, most_right) = (
-            bound.unflatten(-1, (-1, 2)).unbind(-1) for bound in (below.least, below.most)
-        )
+        least, least_right = below.least.unflatten(-1, (-1, 2)).unbind(-1)
+        most, most_right = below.most.unflatten(-1, (-1, 2)).unbind(-1)
         size = left.shape[-1]
         rest = count[..., None] - torch.arange(size, device=k.device)  # (draws, …, nodes, size + 1)
         is_possible = (rest >= 0) & (rest < size)
@@ -245,8 +235,7 @@ def sample_tree(levels: list[Node], k: Tensor, seed: Tensor, stream: int, unifor
 
 
 def _convolved(a: Tensor, b: Tensor) -> Tensor:
-    size = a.shape[-1]
-    length = 2 * size - 1
+    size, length = a.shape[-1], 2 * a.shape[-1] - 1
     if size > DIRECT + 1:
         product: Tensor = torch.fft.irfft(torch.fft.rfft(a, n=length) * torch.fft.rfft(b, n=length), n=length)
         return product

@@ -5,11 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+# (seed, stream, count) → (count,) uniforms of [0, 1): `khot.ops.uniform`, given to samplers by their callers
 Uniform = Callable[[Tensor, int, int], Tensor]
-"""(seed, stream, count) → (count,) uniforms of [0, 1): `khot.ops.uniform`, given to samplers by their callers."""
-GOLDEN = 0x9E3779B97F4A7C15
-_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 UNIT = 2.0**-53
+GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def seed(generator: torch.Generator | None, device: torch.device) -> Tensor:
@@ -20,12 +19,11 @@ def seed(generator: torch.Generator | None, device: torch.device) -> Tensor:
 
 def bits(key: Tensor, count: int) -> Tensor:
     """Return `count` words of 64 bits for each key, by SplitMix64; (…) int64 → (…, count) int64."""
-    place = torch.arange(1, count + 1, device=key.device)
-    return mixed(key[..., None] + place * _signed(GOLDEN))
+    return mixed(key[..., None] + torch.arange(1, count + 1, device=key.device) * _signed(GOLDEN))
 
 
 def mixed(word: Tensor) -> Tensor:
-    """Map 64-bit words one to one, spreading every bit (Stafford's thirteenth, of SplitMix64)."""
+    """Map 64-bit words one to one, spreading every bit (Stafford's 13th mixer, of SplitMix64)."""
     word = (word ^ _shifted(word, 30)) * _signed(_FIRST)
     word = (word ^ _shifted(word, 27)) * _signed(_SECOND)
     return word ^ _shifted(word, 31)
@@ -76,8 +74,7 @@ def gumbel(shape: torch.Size, like: Tensor, generator: torch.Generator | None, u
 
 def order(key: Tensor, n: int) -> Tensor:
     """Return a random order of 0, …, n − 1 for each key, (…, n): its words sorted, with the index as lowest bits."""
-    width = max(n - 1, 1).bit_length()
-    low = (1 << width) - 1
+    low = (1 << max(n - 1, 1).bit_length()) - 1
     words = (bits(key, n) & ~low) | torch.arange(n, device=key.device)
     return words.sort(-1).values & low
 

@@ -1,9 +1,9 @@
-"""Order sampling: each score gets a noise of its own, and the k greatest sums are the sample.
+"""Order sampling: each score gets a noise of its own, and the k largest sums are the sample.
 
 With Gumbel noise on logits this is Plackett–Luce without its order; with logistic noise on logit π, Rosén's Pareto
-sampling. A noise is a continuous law with cdf F whose F, 1 − F and hazard h = f/(1 − F) are log-concave, h rising. What
-is asked of the law is an integral over the place y of a threshold, smooth and of one peak, so the trapezoid rule on the
-window that holds its mass converges geometrically.
+sampling. A noise is a continuous law with cdf F whose F, 1 − F and hazard h = f/(1 − F) are log-concave, h rising. Each
+quantity here is an integral over the place y of a threshold. The integrand is smooth and has one peak, so the trapezoid
+rule on the window that holds its mass converges geometrically.
 
 Scores are float64; −inf is never chosen and +inf always, and both drop out. The caller ensures that k is an integer and
 that #(+inf) ≤ k ≤ #(> −inf). How many nodes the sums take is read on the host.
@@ -22,23 +22,22 @@ from torch.utils.checkpoint import checkpoint
 
 from .noise import Uniform, gumbel_quantile, inside
 
+# (scores (…, n), k (…), mask) → k-hot (…, n): `khot.ops.hard_topk`, which the caller gives
 HardTopK = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""(scores (…, n), k (…), mask) → k-hot (…, n): `khot.ops.hard_topk`, which the caller gives."""
-
 FAR = 36.0  # e^−FAR of the mass may be lost, at each of: the window's ends, the spacing, the frequencies
 # The trapezoid rule errs by e^(−2π a/step) on what is bounded for |Im y| ≤ a. The Gumbel cdf e^(−e^−y) is for a = π/2,
 # and products of logistic ones tend to it.
 STEP = math.pi**2 / FAR
 NODES, MOST_NODES = 128, 1 << 15
 MOST_LISTED = 1 << 12  # sets, of items drawn so far
-CHUNK = 1 << 17  # how many numbers a tensor may hold while nodes are summed: few enough for a cache
+CHUNK = 1 << 17  # how many numbers a tensor may hold while nodes are summed: few enough for the cache
 GONE = 300.0  # so far out that log F(GONE), log(1 − F(−GONE)) and h(−GONE) are as good as 0, yet no underflow
 OUT_OF_REACH = 1e4  # a gap that noise does not cross
 LOG_2 = math.log(2.0)
 
 
 class Noise(NamedTuple):
-    """A law of noise; the functions are of float64, elementwise, accurate in both tails, with finite derivatives."""
+    """A law of noise; its functions take float64, elementwise, accurate in both tails, with finite derivatives."""
 
     log_cdf: Callable[[Tensor], Tensor]
     log_sf: Callable[[Tensor], Tensor]  # log(1 − F)
@@ -51,47 +50,43 @@ def _clock(z: Tensor) -> Tensor:
     return z.clamp(min=-700.0).neg().exp()
 
 
-def _log1mexp_parts(u: Tensor) -> tuple[Tensor, Tensor]:
-    """Return log(1 − e^−u) for u ≥ log 2; log((1 − e^−u)/u) for u ≤ log 2, where log u is more exact than u."""
+def _gumbel_parts(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return u; log(1 − e^−u) for u ≥ log 2; and log((1 − e^−u)/u) for u ≤ log 2, where log u is more exact than u."""
+    u = _clock(z)
     small = u.clamp(1e-30, LOG_2)
-    return torch.log1p(-torch.exp(-u.clamp(LOG_2, 700.0))), torch.log(-torch.expm1(-small) / small)
+    return u, torch.log1p(-torch.exp(-u.clamp(LOG_2, 700.0))), torch.log(-torch.expm1(-small) / small)
 
 
 def _gumbel_log_sf(z: Tensor) -> Tensor:
-    u = _clock(z)
-    large, small = _log1mexp_parts(u)
+    u, large, small = _gumbel_parts(z)
     return torch.where(u > LOG_2, large, small - z)
 
 
 def _gumbel_log_hazard(z: Tensor) -> Tensor:
-    u = _clock(z)
-    large, small = _log1mexp_parts(u)
+    u, large, small = _gumbel_parts(z)
     return -u - torch.where(u > LOG_2, large + z, small)
 
 
-GUMBEL = Noise(
-    log_cdf=lambda z: -_clock(z), log_sf=_gumbel_log_sf, log_hazard=_gumbel_log_hazard, quantile=gumbel_quantile
-)
-LOGISTIC = Noise(
-    log_cdf=logsigmoid,
-    log_sf=lambda z: logsigmoid(-z),
-    log_hazard=logsigmoid,
-    quantile=lambda u: torch.log(u) - torch.log1p(-u.clamp(max=1 - 2.0**-53)),
-)
+def _logistic_quantile(u: Tensor) -> Tensor:
+    return torch.log(u) - torch.log1p(-u.clamp(max=1 - 2.0**-53))
+
+
+GUMBEL = Noise(lambda z: -_clock(z), _gumbel_log_sf, _gumbel_log_hazard, gumbel_quantile)
+LOGISTIC = Noise(logsigmoid, lambda z: logsigmoid(-z), logsigmoid, _logistic_quantile)
 
 
 def log_prob(noise: Noise, scores: Tensor, k: Tensor, subset: Tensor) -> Tensor:
     """Return log P(the sample is `subset`), with derivatives in the scores.
 
     P = ∫ Π_{j∉S} F(y − s_j) · Π_{i∈S} (1 − F(y − s_i)) · Σ_{i∈S} h(y − s_i) dy: the least of the chosen scores is at y.
-    Scores and the boolean or 0/1 subset are (…, n), k and the result (…). Good to a few roundings of the sum of the
-    logarithms, unless a plateau of the integrand asks for more than `MOST_NODES`: scores 9000 apart.
+    Scores and the boolean or 0/1 subset are (…, n), k and the result (…). Accurate to a few roundings of the sum of the
+    logarithms, unless a plateau of the integrand needs more than `MOST_NODES`: scores 9000 apart.
     """
     scores, chosen = torch.broadcast_tensors(scores, subset.bool())
     forbidden = (chosen & (scores == -torch.inf)) | (~chosen & (scores == torch.inf))
     possible = (chosen.sum(-1) == k) & ~forbidden.any(-1)
     inside, outside = chosen & scores.isfinite(), ~chosen & scores.isfinite()
-    # What is so far off that noise does not bring it near is as good as −inf or +inf, masks of finfo.min among them.
+    # A score so far off that noise does not bring it near is as good as −inf or +inf, a mask of finfo.min for example.
     low = torch.where(inside, scores, torch.inf).amin(-1, keepdim=True)
     outside = outside & (scores >= low - OUT_OF_REACH)
     high = torch.where(outside, scores, -torch.inf).amax(-1, keepdim=True)
@@ -101,7 +96,7 @@ def log_prob(noise: Noise, scores: Tensor, k: Tensor, subset: Tensor) -> Tensor:
     scores = torch.where(inside | outside, scores, 0.0)  # a row that is not random goes along as zeros
 
     def log_integrand(s: Tensor, y: Tensor, is_bound: bool = False) -> Tensor:
-        """Return it at y (…, m); or a lower bound, by at most log k, concave in y: the largest hazard for their sum."""
+        """Return it at y (…, m); or a concave bound at most log k below, with the largest hazard for the sum of all."""
         z = y.unsqueeze(-1) - s.unsqueeze(-2)
         z_inside = torch.where(inside.unsqueeze(-2), z, -GONE)
         z_outside = torch.where(outside.unsqueeze(-2), z, GONE)
@@ -164,9 +159,9 @@ def _peak_and_window(
 
 
 def inclusion(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
-    """Return P(i is in the sample) for each i, good to 1e-12, differentiable; scores (…, n), k (…) → (…, n).
+    """Return P(i is in the sample) for each i, accurate to 1e-12, differentiable; scores (…, n), k (…) → (…, n).
 
-    π_i = ∫ (1 − F(y − s_i)) g_i(y) dy, where g_i is the density of the k-th greatest score among the others.
+    π_i = ∫ (1 − F(y − s_i)) g_i(y) dy, where g_i is the density of the k-th largest score among the others.
     """
     k = k.expand(scores.shape[:-1]) - (scores == torch.inf).sum(-1)
     is_random = scores.isfinite()
@@ -257,7 +252,7 @@ def _inclusion_nodes(noise: Noise, s: Tensor, k: Tensor) -> tuple[Tensor, Tensor
         outer, inner = torch.where(is_far, y, outer), torch.where(is_far, inner, y)
     low, high = outer.unbind(-1)
     # The peak is as wide as the inverse root of Fisher's information about y in who is above it. On a bell curve of
-    # width w the rule errs by e^(−2 (πw/h)²), and where the density is e^−r, an error e^r times as great will do.
+    # width w the rule errs by e^(−2 (πw/h)²), and where the density is e^−r, an error e^r times as large will do.
     need = torch.zeros_like(low)
     points = 32 + math.ceil(float((high - low).max()))
     for i in _chunks(points + 1, s):
@@ -278,11 +273,11 @@ def _rarity(noise: Noise, z: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     off = (mean - k).abs()
     bennett = torch.xlogy(variance + off, 1 + off / variance) - off
     hoeffding = torch.xlogy(k, k / mean) + torch.xlogy(z.shape[-1] - k, (z.shape[-1] - k) / rest)
-    return mean - k, torch.maximum(bennett.nan_to_num(0.0), hoeffding)  # NaN: a count that is k for sure
+    return mean - k, torch.maximum(bennett.nan_to_num(0.0), hoeffding)  # NaN: a count that is certainly k
 
 
 def _kth_of_others(noise: Noise, z: Tensor, above: Tensor, k: Tensor) -> Tensor:
-    """Return, at each of m nodes and for each i, the density of the k-th greatest score among the others; (m, n).
+    """Return, at each of m nodes and for each i, the density of the k-th largest score among the others; (m, n).
 
     It is Σ_{j≠i} f_j P(k − 1 of the others but j are above), and the count's law is the Fourier sum of its
     characteristic function Π φ_j, φ_j(ω) = 1 + q_j (e^iω − 1), at L frequencies: so many that the count, of variance v,
@@ -310,16 +305,9 @@ def _kth_of_others(noise: Noise, z: Tensor, above: Tensor, k: Tensor) -> Tensor:
 
 
 def draw(
-    noise: Noise,
-    scores: Tensor,
-    k: Tensor,
-    seed: Tensor,
-    draws: int,
-    uniform: Uniform,
-    hard_topk: HardTopK,
-    stream: int = 0,
+    noise: Noise, scores: Tensor, k: Tensor, seed: Tensor, draws: int, uniform: Uniform, hard: HardTopK, stream: int = 0
 ) -> Tensor:
     """Draw `draws` k-hot samples of each row of the scores (rows, n); (draws, rows, n) float64."""
     shape = (draws, *scores.shape)
     u = inside(uniform(seed, stream, math.prod(shape))).view(shape)
-    return hard_topk(scores + noise.quantile(u), k.expand(shape[:-1]), None)
+    return hard(scores + noise.quantile(u), k.expand(shape[:-1]), None)

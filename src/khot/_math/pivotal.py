@@ -1,9 +1,9 @@
 """Pivotal sampling along a binary tree on the last dim: neighbours duel until each is 0 or 1.
 
-A node leaves one of its leaves undecided, the survivor, whose probability is what its leaves' sum has beyond an
-integer: so every duel's odds are known before a coin is thrown. Children with residuals a and b, s = a + b: if s < 1
-one of them becomes 0 and the left goes on with probability a/s; otherwise one becomes 1 and the left goes on with
-probability (1 − a)/(2 − s). The size of the sample does not depend on the coins.
+A node leaves one of its leaves undecided, the survivor. Its probability is the fractional part of the sum of the node's
+leaves, its residual, so the odds of every duel are known before a coin is thrown. Children with residuals a and b have
+s = a + b. If s < 1, one of them becomes 0 and the left goes on with probability a/s; otherwise one becomes 1 and the
+left goes on with probability (1 − a)/(2 − s). The size of the sample does not depend on the coins.
 """
 
 from typing import NamedTuple
@@ -68,9 +68,9 @@ def draw(
 ) -> Tensor:
     """Draw `draws` samples of each row of `p` (rows, n) → (draws · rows, n) in the dtype of `p`.
 
-    Row r throws the coins of its own key, the last one for a size that is not an integer. The leaves are in the `order`
-    given (rows or 1, n), in a random one of the row's own, or as they come. The second of a pair has the order of the
-    first, and the opposite of its coins.
+    Row r throws the coins of its own key, the last one for a size that is not an integer. The leaves are in the given
+    `order` (rows or 1, n), in a random order of the row's own, or as they come. The second draw of a pair has the order
+    of the first, and the opposite coins.
     """
     rows, n = p.shape
     keys = noise.row_keys(seed, draws, rows, is_paired)
@@ -92,11 +92,9 @@ def draw(
 
 def covariance(p: Tensor) -> Tensor:
     """Return Cov(x); (…, n, n). Two leaves meet at one node: −P(both survive until then) · min(ab, (1 − a)(1 − b))."""
-    levels, _ = plan(p)
-    survives = torch.ones_like(p)
-    total = torch.diag_embed(p * (1 - p))
-    node = torch.arange(p.shape[-1], device=p.device)  # which leaves are under, on the level below
-    for level in levels:
+    survives, total = torch.ones_like(p), torch.diag_embed(p * (1 - p))
+    node = torch.arange(p.shape[-1], device=p.device)  # the node of each leaf, on the level below
+    for level in plan(p)[0]:
         parent = node // 2
         meet = (parent[:, None] == parent) & (node[:, None] != node)
         total = total - meet * _apart(level)[..., parent, None] * survives[..., :, None] * survives[..., None, :]
@@ -117,8 +115,7 @@ def variance_of_sum(p: Tensor, weights: Tensor) -> Tensor:
     A fractional size adds a duel of the last survivor with an item that weighs nothing and makes the sum an integer.
     """
     levels, residual = plan(p)
-    first, second = weights, weights.square()
-    total = p.new_zeros(())
+    first, second, total = weights, weights.square(), p.new_zeros(())
     for level in levels:
         first, second = (pad(moment, (0, level.size % 2)).unflatten(-1, (-1, 2)) for moment in (first, second))
         spread = second.sum(-1) - 2 * first.prod(-1)
@@ -140,10 +137,8 @@ def log_prob(p: Tensor, x: Tensor, is_integer: Tensor) -> Tensor:
     For each node, the probabilities that its decided leaves agree with x and that its survivor's x is 0, or 1.
     """
     levels, residual = plan(p)
-    one = x.to(p.dtype)
+    one, never, total = x.to(p.dtype), p.new_tensor([1.0, 0.0]), p.new_zeros(())
     agree = torch.stack((1 - one, one), -1)  # (…, m, 2)
-    never = p.new_tensor([1.0, 0.0])
-    total = p.new_zeros(())
     for level in levels:
         if level.size % 2:  # the missing child is one that is never drawn
             agree = torch.cat((agree, never.expand(*agree.shape[:-2], 1, 2)), -2)

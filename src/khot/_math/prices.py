@@ -1,6 +1,6 @@
-"""Prices of columns: the dual variables of their capacities, where rows share k by σ_k.
+"""Prices of columns: the dual variables of their capacities, where each row shares k by σ_k.
 
-σ_k itself is passed in: it is a public function, of a room above this one.
+σ_k itself is passed in: it is a public function of a room above this one.
 """
 
 from collections.abc import Callable
@@ -17,8 +17,8 @@ COOLING = 4.0  # the factor between temperatures on the way to the one asked for
 def prices(sigmoid_topk: SigmoidTopK, x: Tensor, k: int, capacity: float, temperature: float) -> Tensor:
     """Return (n) prices with which the columns of `σ_k((x − prices)/T)` sum to the capacity, or to less at price 0.
 
-    x is (rows, n). With the least possible capacity, k·rows/n, all columns sum to it; then prices may be negative, and
-    have mean 0. Prices maximise a concave function, whose gradient is load − capacity. Sharp scores make it nearly
+    x is (rows, n). With the smallest possible capacity, k·rows/n, all columns sum to it; then prices may be negative,
+    and have mean 0. Prices maximise a concave function, whose gradient is load − capacity. Sharp scores make it nearly
     piecewise linear, so it is solved at high temperatures first. Rows with NaN are left out.
     """
     found = x.new_zeros(x.shape[-1])

@@ -5,20 +5,20 @@ from torch import Tensor
 
 
 def order(x: Tensor) -> Tensor:
-    """Indices by falling score, ties by lowest index; (…, n)."""
+    """Return the indices by falling score, ties by lowest index; (…, n)."""
     return x.detach().argsort(dim=-1, descending=True, stable=True)
 
 
 def ranks(order: Tensor) -> Tensor:
-    """The place of each entry in that order, from 0; (…, n)."""
+    """Return the place of each entry in that order, from 0; (…, n)."""
     places = torch.arange(order.shape[-1], device=order.device).expand(order.shape)
     return torch.empty_like(order).scatter(-1, order, places)
 
 
 def k_hot(x: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
-    """Ones at the k greatest scores of each row, ties by lowest index; (…, n) of x's dtype.
+    """Return ones at the k largest scores of each row, ties by lowest index; (…, n) of x's dtype.
 
-    A row is NaN if it holds NaN, if its k is not a whole number, or if k is negative or more than the allowed scores.
+    A row is NaN if it holds NaN, if its k is not an integer, or if k is negative or more than the allowed scores.
     """
     if mask is not None:
         x = x.masked_fill(~mask, -torch.inf)
@@ -29,7 +29,7 @@ def k_hot(x: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def indices(x: Tensor) -> Tensor:
-    """Where the ones of k-hot rows are, rising, filled up with −1 to the greatest k; (…, n) → (…, k) int64."""
+    """Return where the ones of k-hot rows are, rising, filled up with −1 to the largest k; (…, n) → (…, k) int64."""
     flat = x.reshape(-1, x.shape[-1])
     counts = flat.sum(-1, dtype=torch.int64)
     row, column = flat.nonzero(as_tuple=True)
@@ -41,16 +41,15 @@ def indices(x: Tensor) -> Tensor:
 
 
 def softmaxes(x: Tensor, k: int, temperature: float) -> Tensor:
-    """Sum k softmaxes of x/T, each with what was chosen before taken out in proportion: x += log(1 − previous).
+    """Sum k softmaxes of x/T, each without the share that was chosen before: x += log(1 − previous).
 
     An entry of +inf is 1, and leaves one softmax less for the others; one of −inf is 0.
     """
     tiny = torch.finfo(x.dtype).tiny
-    is_forced = x == torch.inf
+    is_forced, is_open = x == torch.inf, ~x.isinf()
     left = k - is_forced.sum(-1, keepdim=True)
-    is_open = ~x.isinf()
-    x = torch.where(is_open, x, -torch.inf)
-    x = torch.where(is_open.any(-1, keepdim=True), x, 0.0)  # a row without choice goes along as zeros
+    # A row without choice goes along as zeros.
+    x = torch.where(is_open.any(-1, keepdim=True), torch.where(is_open, x, -torch.inf), 0.0)
     total = is_forced.to(x.dtype)
     for step in range(k):
         chosen = (x / temperature).softmax(-1)

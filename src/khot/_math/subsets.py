@@ -1,8 +1,8 @@
-"""Subsets: the count of independent 0/1 draws given that it is k, on the last dim; and all k-subsets, listed.
+"""Subsets: independent 0/1 draws on the last dim given that their count is k; and lists of all k-subsets.
 
-With p = σ(z) and S = Σ Bernoulli(p), the characteristic function Φ(ω) = Π φ_i, φ_i = 1 + p_i(e^{iω} − 1), inverted at L
-points. z is tilted, Σ p = k, so that k is the likeliest count: P(S = k) cannot underflow, at most L ~ √V points keep
-what is aliased below e^{−42} (Bernstein), and of those at most `MOST` have |Φ| ≤ e^{−V(1 − cos ω)} above e^{−42}.
+With p = σ(z) and S = Σ Bernoulli(p), the characteristic function is Φ(ω) = Π φ_i, φ_i = 1 + p_i(e^{iω} − 1). It is
+inverted at L points. z is tilted, Σ p = k, so that k is the most likely count, and P(S = k) cannot underflow. L ~ √V
+points keep the aliasing below e^{−42} (Bernstein), and at most `MOST` of them have |Φ| ≤ e^{−V(1 − cos ω)} above that.
 """
 
 import math
@@ -24,13 +24,12 @@ class Counts(NamedTuple):
 
     p: Tensor  # (…, n)
     step: Tensor  # (…, T) e^{iω} − 1
-    weight: Tensor  # (…, T) complex, Φ(ω) e^{−iωk} times what the inversion multiplies it with; Σ Re = P(S = k)
+    weight: Tensor  # (…, T) complex, Φ(ω) e^{−iωk} times the factor of the inversion; Σ Re = P(S = k)
 
 
 def counts(z: Tensor, k: Tensor) -> Counts:
     """Return the characteristic function of Σ Bernoulli(σ(z)), for the count k; z (…, n) float64, k (…) integers."""
-    n = z.shape[-1]
-    p = z.sigmoid()
+    n, p = z.shape[-1], z.sigmoid()
     variance = (p * torch.sigmoid(-z)).sum(-1).detach()
     length = (14 + (196 + 84 * variance).sqrt()).ceil().clamp(max=n + 1)
     length = length + (length + 1) % 2  # odd: no factor vanishes at p = ½, ω = π

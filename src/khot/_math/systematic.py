@@ -1,4 +1,4 @@
-"""Systematic sampling on the last dim: one uniform u, and the items at which the running sum passes an integer − u.
+"""Systematic sampling on the last dim: draw one uniform u, and take the items where the running sum passes integer − u.
 
 The probabilities are rounded to integer multiples of 1/F, which sum to k exactly in any order of summation.
 """
@@ -20,8 +20,8 @@ def places(n: int) -> int:
 def quantised(p: Tensor, k: Tensor) -> Tensor:
     """Return w with w/F = p to rounding and Σw = kF exactly; (…, n) int64. Items that are 0 or 1 stay so.
 
-    What rounding leaves is spread in proportion to p(1 − p), the effect of a common shift of the logits; or to the room
-    there is, where that would carry an item beyond 0 or 1.
+    What rounding leaves is spread in proportion to p(1 − p), the effect of a common shift of the logits. Where that
+    would move an item beyond 0 or 1, it is spread in proportion to the room there is.
     """
     one = 1 << places(p.shape[-1])
     p = p.to(torch.float64).clamp(0, 1)
@@ -43,8 +43,7 @@ def draw(p: Tensor, k: Tensor, seed: Tensor, draws: int, is_paired: bool) -> Ten
 
     The second of a pair begins half a turn after the first.
     """
-    rows, n = p.shape
-    shift = places(n)
+    (rows, n), shift = p.shape, places(p.shape[-1])
     u = noise.row_keys(seed, draws, rows, is_paired)
     if is_paired:
         u = u + noise.is_second(draws, rows, p.device).to(torch.int64) * (1 << (shift - 1))
@@ -54,7 +53,7 @@ def draw(p: Tensor, k: Tensor, seed: Tensor, draws: int, is_paired: bool) -> Ten
 
 
 def log_prob(p: Tensor, k: Tensor, x: Tensor) -> Tensor:
-    """Return log P(x), differentiable in p: of the length of the interval of u where all X_i ≤ c_i + u < X_i + 1."""
+    """Return log P(x), differentiable in p: P is the length of the interval of u with all X_i ≤ c_i + u < X_i + 1."""
     c = p.cumsum(-1)
     with torch.no_grad():  # the sums that are sampled, exact where the sum of floats is not
         rounding = quantised(p, k).cumsum(-1).to(torch.float64) / (1 << places(p.shape[-1])) - c

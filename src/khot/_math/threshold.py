@@ -1,21 +1,21 @@
-"""The threshold of every row: τ such that Σ c·F((x − τ)/T) = k, for any cdf F and costs c (1 where there are none).
+"""The threshold τ of every row: the root of Σ c·F((x − τ)/T) = k, for any cdf F and costs c (1 where there are none).
 
 Σ c·F(z) = k says that two sums of small numbers agree, with N the costs of the scores above the median of F:
 
     Σ_{below} c·F(z) + (N − k)⁺  =  Σ_{above} c·(1 − F(z)) + (N − k)⁻
 
-No number near 1 is summed, so saturated rows keep all their digits; and ρ = log(left) − log(right) is nearly linear in
-τ even where Σ c·F(z) − k is flat, so that Newton's method crosses a plateau, where every y is 0 or 1 to machine
-precision, in one step.
+No number near 1 is summed, so saturated rows keep all their digits. Newton's method looks for the zero of
+ρ = log(left) − log(right), which is nearly linear in τ even where Σ c·F(z) − k is flat: one step crosses a plateau,
+where every y is 0 or 1 to machine precision.
 
-A threshold is carried as a **point** `anchor + T·shift`: the anchor is a number of the scores' own dtype (the one
-nearest to τ within the range of the scores), the shift is the small rest in units of T, in float64. Then
+A threshold is kept as a **point** `anchor + T·shift`. The anchor is a number of the scores' own dtype: the one nearest
+to τ within the range of the scores. The shift is the small rest in units of T, in float64. Then
 `z = (x − anchor)/T − shift` has a relative error of a few roundings for every x, T and offset: `x − anchor` is one
-correctly rounded operation, and no cancellation can follow, since a score on the shift's side of the anchor is at least
-twice as far away as τ is.
+correctly rounded operation, and no cancellation can follow, because a score on the shift's side of the anchor is at
+least twice as far away as τ is.
 """
 
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,10 +24,10 @@ from . import cdfs
 from .cdfs import SIGMOID, Cdf, row_sum
 
 SAMPLE = 8192  # a row four times as long is first solved on about this many of its scores
-MAX_STEPS = 1000  # the grid needs some thirty; a loop has a bound all the same
-QUICK_STEPS = 4  # more are not quick
-FIXED_STEPS = 64  # without early stopping; the robustness grid needs about half. A row that needs more becomes NaN
-FEW = 64  # rows that are done are dropped only where at least so many are left
+MAX_STEPS = 1000  # with early stopping; the robustness grid needs about 30
+FIXED_STEPS = 64  # without early stopping: twice what the grid needs. A row that needs more becomes NaN
+QUICK_STEPS = 4  # of `_quickly`
+FEW = 64  # with fewer rows than this, rows that are done are not dropped
 NEAR = 1e-3  # a ρ that rounding may leave where F is steep
 
 
@@ -73,26 +73,21 @@ def margin(
     if x.numel() == 0:
         return torch.empty_like(x)
     n = x.shape[-1]
-    rows = Rows(
-        x.view(-1, n),
-        k.reshape(-1, 1),
-        temperature.reshape(-1, 1),
-        None if costs is None else costs.contiguous().view(-1, n).to(x.dtype),
-    )
-    if mask is not None:
-        rows = rows._replace(x=rows.x.masked_fill(~mask.reshape(-1, n), -torch.inf))
-    root = solve(cdf, rows, early_stop=early_stop, steps=steps)
-    z = _margin_at(root.x, root.point, rows.temperature, torch.empty_like(root.x))
-    shift = root.point.shift.to(z.dtype)
+    scores = x.view(-1, n) if mask is None else x.view(-1, n).masked_fill(~mask.reshape(-1, n), -torch.inf)
+    costs = None if costs is None else costs.contiguous().view(-1, n).to(x.dtype)
+    rows = Rows(scores, k.reshape(-1, 1), temperature.reshape(-1, 1), costs)
+    scores, point = solve(cdf, rows, early_stop=early_stop, steps=steps)
+    z = _margin_at(scores, point, rows.temperature, torch.empty_like(scores))
+    shift = point.shift.to(z.dtype)
     z = torch.where(shift.isinf(), -shift, z)  # (x − anchor)/T may have overflowed to the other side
     # Infinite scores go where they belong even if the threshold is infinite too.
-    return torch.where(root.x.isinf() & ~shift.isnan(), root.x, z).view(x.shape)
+    return torch.where(scores.isinf() & ~shift.isnan(), scores, z).view(x.shape)
 
 
 def value(cdf: Cdf, z: Tensor, k: Tensor, costs: Tensor | None) -> Tensor:
-    """Return y = F(z), (…, n), with what rounding took from Σ c·y = k given back in proportion to F′.
+    """Return y = F(z) (…, n), corrected in proportion to F′ such that Σ c·y = k.
 
-    In float32 a rounding of z is many of y where F is steep on a logarithmic scale.
+    In float32, where F is steep on a logarithmic scale, one rounding of z changes y by many roundings.
     """
     tails = cdfs.tails_at(cdf, z)
     excess, lower, upper, lower_slope, upper_slope = cdfs.tail_sums(tails, k.unsqueeze(-1), costs)
@@ -102,72 +97,47 @@ def value(cdf: Cdf, z: Tensor, k: Tensor, costs: Tensor | None) -> Tensor:
 
 
 def smooth_value(cdf: Cdf, z: Tensor, k: Tensor, costs: Tensor | None) -> Tensor:
-    """Return the same, differentiable in z: what is given back is a constant."""
+    """Return the same, differentiable in z; the correction counts as a constant."""
     y = cdfs.value(cdf, z)
     exact = value(cdf, z.detach(), k.detach(), None if costs is None else costs.detach())
     return y + (exact - y.detach())
 
 
 # ── rows, points and what is summed at a point ───────────────────────────────────────────────────────────────────────
-
-
 class Point(NamedTuple):
     """The threshold `anchor + T·shift`; both (rows, 1) float64."""
 
     anchor: Tensor
-    shift: Tensor
-
-
-class Root(NamedTuple):
-    """The solved rows."""
-
-    x: Tensor
-    """(rows, n) the scores solved for; if more than k were +inf, those are 0 and the rest −inf."""
-    point: Point
-    """The threshold; its shift is +inf where none is left to choose, −inf where all are chosen, NaN where none fits."""
+    shift: Tensor  # +inf where nothing is left to choose, −inf where all are chosen, NaN where no threshold exists
 
 
 class Rows(NamedTuple):
-    """One equation for each row."""
+    """The equations to solve, one for each row."""
 
-    x: Tensor
-    """(rows, n) scores, −inf where masked."""
-    k: Tensor
-    """(rows, 1) float64."""
-    temperature: Tensor
-    """(rows, 1) float64, NaN where it was not positive."""
-    costs: Tensor | None
-    """(rows, n), or None if each entry costs 1."""
+    x: Tensor  # (rows, n) scores, −inf where masked
+    k: Tensor  # (rows, 1) float64
+    temperature: Tensor  # (rows, 1) float64, NaN where it was not positive
+    costs: Tensor | None  # (rows, n), or None if each entry costs 1
 
 
 class Survey(NamedTuple):
     """What is known of the rows at first; all (rows, 1) float64."""
 
-    low: Tensor
-    """The least finite score."""
-    high: Tensor
-    """The greatest finite score."""
-    free: Tensor
-    """The number (or costs) of finite scores; NaN in a row that holds NaN."""
-    forced: Tensor
-    """The number (or costs) of +inf."""
+    low: Tensor  # the smallest finite score
+    high: Tensor  # the largest finite score
+    free: Tensor  # the number (or costs) of finite scores; NaN in a row that holds NaN
+    forced: Tensor  # the number (or costs) of scores +inf
 
 
 class Residual(NamedTuple):
     """What an evaluation at a point says; all (rows, 1), float64 or bool."""
 
-    ratio: Tensor
-    """ρ, a logarithm that is > 0 where the sum is above k, < 0 below, 0 at the root."""
-    excess: Tensor
-    """Σ F − k."""
-    step: Tensor
-    """Newton's step in units of T."""
-    noise: Tensor
-    """What ρ may be off by through rounding."""
-    is_solved: Tensor
-    """Whether the row is solved at this point, beyond doubt."""
-    is_near: Tensor
-    """Whether the row is solved as well as can be if no other point lies nearer: what is missing is given back."""
+    ratio: Tensor  # ρ, a logarithm: > 0 where the sum is above k, < 0 below, 0 at the root
+    excess: Tensor  # Σ c·F − k
+    step: Tensor  # Newton's step in units of T
+    noise: Tensor  # how much rounding may change ρ
+    is_solved: Tensor  # whether the row is certainly solved at this point
+    is_near: Tensor  # whether the row counts as solved if no other point lies nearer; `value` corrects the rest
 
 
 def _margin_at(x: Tensor, point: Point, temperature: Tensor, out: Tensor) -> Tensor:
@@ -176,13 +146,13 @@ def _margin_at(x: Tensor, point: Point, temperature: Tensor, out: Tensor) -> Ten
 
 
 def _tolerance(cdf: Cdf, dtype: torch.dtype) -> float:
-    """Return the ρ at which one more Newton step, which errs by its square but for a kink, ends within rounding."""
+    """Return the largest ρ from which one Newton step, whose error is ρ² if F has no kink, ends within rounding."""
     eps = torch.finfo(dtype).eps
     return float(0.5 * eps**0.5 if cdf.smooth else 4 * eps)
 
 
 def _evaluate(cdf: Cdf, rows: Rows, point: Point, out: Tensor, early_stop: bool) -> Residual:
-    """Sum at a point; `out` is overwritten."""
+    """Compare the two sums at a point; `out` is overwritten."""
     info, k = torch.finfo(rows.x.dtype), rows.k
     z = _margin_at(rows.x, point, rows.temperature, out)
     excess, lower, upper, lower_slope, upper_slope = cdfs.tail_sums(cdfs.tails_at(cdf, z), k, rows.costs)
@@ -191,7 +161,7 @@ def _evaluate(cdf: Cdf, rows: Rows, point: Point, out: Tensor, early_stop: bool)
     log_left, log_right = left.log(), right.log()
     slope_left, slope_right = lower_slope / left, upper_slope / right
     if cdf.log_tail is not None and rows.costs is None:
-        # Where a sum underflows, it is the sum of exponentials to all digits.
+        # Where a sum underflows, F is an exponential to all digits, and its logarithms are summed instead.
         deep_left, deep_right = (side < info.tiny / info.eps for side in (left, right))
         if not early_stop or bool((deep_left | deep_right).any()):
             above = z > cdf.center
@@ -200,26 +170,26 @@ def _evaluate(cdf: Cdf, rows: Rows, point: Point, out: Tensor, early_stop: bool)
             log_upper = log_tail.masked_fill(~above, -torch.inf).logsumexp(-1, keepdim=True)
             log_left = torch.where(deep_left, torch.logaddexp(log_lower, over.log()), log_left)
             log_right = torch.where(deep_right, torch.logaddexp(log_upper, under.log()), log_right)
-            slope_left = torch.where(deep_left, 1.0, slope_left)
-            slope_right = torch.where(deep_right, 1.0, slope_right)
-    is_level = (left == right) & log_left.isinf()  # a plateau, all of which is the root
+            slope_left, slope_right = torch.where(deep_left, 1.0, slope_left), torch.where(deep_right, 1.0, slope_right)
+    is_level = (left == right) & log_left.isinf()  # every point of this plateau is a root
     ratio = torch.where(is_level, 0.0, log_left - log_right)
     # F(z) carries about |z| roundings of z, and −log of a small sum is about the |z| that counts.
     noise = 4 * info.eps * (-log_left).nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
     off = (left - right).abs()
-    # Twice the solver's own tolerance is still beyond doubt.
+    # Twice the tolerance of the search is still certain.
     is_solved = (ratio.abs() <= 2 * _tolerance(cdf, rows.x.dtype) + noise) | (off <= 4 * info.eps * k.clamp(min=1))
-    # Where F is steep, the last two points may differ by more than that.
-    return Residual(
-        ratio, left - right, ratio / (slope_left + slope_right), noise, is_solved, off <= 1e-3 * k + info.eps
-    )
+    is_near = off <= 1e-3 * k + info.eps  # where F is steep, two neighbouring points may differ by so much
+    return Residual(ratio, left - right, ratio / (slope_left + slope_right), noise, is_solved, is_near)
 
 
 # ── the solver ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def solve(cdf: Cdf, rows: Rows, *, early_stop: bool, steps: int | None = None) -> tuple[Tensor, Point]:
+    """Find the threshold of every row.
 
-
-def solve(cdf: Cdf, rows: Rows, *, early_stop: bool, steps: int | None = None) -> Root:
-    """Find the threshold of every row."""
+    Returns:
+        The scores (rows, n) it was found for, in which a row with more than k scores of +inf has 0 for those and −inf
+        for the rest; and the threshold.
+    """
     if rows.costs is not None:
         rows = rows._replace(x=torch.where(rows.costs > 0, rows.x, torch.nan))
     rows, survey = _survey(rows, early_stop)
@@ -229,85 +199,64 @@ def solve(cdf: Cdf, rows: Rows, *, early_stop: bool, steps: int | None = None) -
     survey = survey._replace(low=low, high=high)
     share = torch.where(regular, rest / survey.free, 0.5)
     tied = cdfs.quantile(cdf, share)  # z if all scores were equal
-    bracket = Bracket(Point(low, -tied), Point(high, -tied), survey.free - rest, -rest)
+    ends = End(Point(low, -tied), survey.free - rest), End(Point(high, -tied), -rest)
     start = _start(cdf, rows, survey, share, tied, early_stop)
     most = steps if steps is not None else MAX_STEPS if early_stop else FIXED_STEPS
-    point, is_solved = _search(cdf, rows, survey, start, bracket, regular, most, early_stop)
+    point, is_solved = _search(cdf, rows, survey, start, *ends, regular, most, early_stop)
     regular = regular & (is_solved | (steps is not None))
     limit = torch.where(rest == 0, torch.inf, torch.where(rest == survey.free, -torch.inf, torch.nan))
     limit = torch.where((rows.temperature > 0) & ~survey.free.isnan(), limit, torch.nan)
-    return Root(rows.x, Point(point.anchor, torch.where(regular, point.shift, limit)))
+    return rows.x, Point(point.anchor, torch.where(regular, point.shift, limit))
 
 
-class Bracket(NamedTuple):
-    """Two points with the root between them, and Σ F − k there, or a bound of it."""
+class End(NamedTuple):
+    """One end of the bracket that holds the root."""
 
-    low: Point
-    high: Point
-    excess_low: Tensor
-    excess_high: Tensor
-
-    def shrunk(self, point: Point, residual: Residual) -> Self:
-        """Return the part of the bracket on the side of the point where the root lies."""
-        above = residual.ratio > 0
-        return self._replace(
-            low=_where(above, point, self.low),
-            high=_where(above, self.high, point),
-            excess_low=torch.where(above, residual.excess, self.excess_low),
-            excess_high=torch.where(above, self.excess_high, residual.excess),
-        )
+    point: Point
+    excess: Tensor  # Σ c·F − k there, or a bound of it
 
 
 class State(NamedTuple):
-    """The search of each row; all (rows, 1)."""
+    """The search of each row; tensors are (rows, 1)."""
 
     point: Point
     residual: Residual
-    bracket: Bracket
-    last_step: Tensor
-    """The length of the last Newton step; inf if the last step divided the bracket."""
+    low: End
+    high: End
+    last_step: Tensor  # the length of the last Newton step; inf if the last step divided the bracket
     last_ratio: Tensor
-    halve: Tensor
-    """Whether the next division of the bracket is in the middle."""
-    is_open: Tensor
-    """Whether the bracket has room for other points."""
+    halve: Tensor  # whether the next division of the bracket is in the middle
+    is_open: Tensor  # whether the bracket has room for other points
 
 
 def _search(
-    cdf: Cdf,
-    rows: Rows,
-    survey: Survey,
-    start: Point,
-    bracket: Bracket,
-    active: Tensor,
-    steps: int,
-    early_stop: bool,
+    cdf: Cdf, rows: Rows, survey: Survey, start: Point, low: End, high: End, live: Tensor, steps: int, early_stop: bool
 ) -> tuple[Point, Tensor]:
-    """Newton's method on ρ inside a bracket that only shrinks.
+    """Run Newton's method on ρ inside a bracket that only shrinks.
 
-    A Newton step is taken when it stays in the bracket and is at most half as long as the step before; otherwise the
-    bracket is divided, in turn in the middle and where a straight line through Σ F − k would vanish. A row is done when
-    ρ **as summed at its own point** is so small that a Newton step, which errs by its square, would end within rounding
-    (that last step is taken), or when its bracket has no room left; never because a step was short. With `early_stop`,
-    rows that are done are dropped once they are many.
+    A Newton step is taken when it stays in the bracket and is at most half as long as the step before. Otherwise the
+    bracket is divided, in turn in the middle and where a straight line through Σ c·F − k would vanish. A row is done
+    when ρ **as summed at its own point** is so small that a Newton step, which errs by its square, would end within
+    rounding (that last step is taken), or when its bracket has no room left; never because a step was short. With
+    `early_stop`, rows that are done are dropped once they are many.
 
     Returns:
-        The points, and (rows, 1) bool, whether they are the thresholds; a row that is not `active` stays at its start.
+        The points, and (rows, 1) bool, whether they are the thresholds; a row that is not `live` stays at its start.
     """
     eps, tolerance = torch.finfo(rows.x.dtype).eps, _tolerance(cdf, rows.x.dtype)
-    finest = 1.0 if cdf.smooth else torch.finfo(rows.x.dtype).tiny  # in units of T, what tells no points apart
+    finest = 1.0 if cdf.smooth else torch.finfo(rows.x.dtype).tiny  # points closer than eps times this are the same
     buffer = torch.empty_like(rows.x)
-    to_low, to_high = (_distance(start, end, rows.temperature) for end in bracket[:2])
+    to_low, to_high = (_distance(start, end.point, rows.temperature) for end in (low, high))
     inside = Point(start.anchor, start.shift + torch.zeros_like(to_low).clamp(to_low, to_high))
     point = _nearest(inside, rows, survey)
-    never, always = torch.full_like(start.shift, torch.inf), torch.ones_like(active)
+    never, always = torch.full_like(start.shift, torch.inf), torch.ones_like(live)
     residual = _evaluate(cdf, rows, point, buffer, early_stop)
-    state = State(point, residual, bracket, never, torch.full_like(never, torch.nan), always, always)
-    found = torch.empty(3, *active.shape, dtype=start.shift.dtype, device=active.device)  # anchor, shift, is solved
+    state = State(point, residual, low, high, never, torch.full_like(never, torch.nan), always, always)
+    found = torch.empty(3, *live.shape, dtype=start.shift.dtype, device=live.device)  # anchor, shift, is solved
     places = None  # of the rows that are left, once some have been dropped
     for turn in range(steps + 1):
         state, done = _look(state, rows, eps, tolerance, finest)
-        done = done | ~active
+        done = done | ~live
         if turn == steps:
             break
         if early_stop:
@@ -318,7 +267,7 @@ def _search(
                 _keep(found, places, state)
                 which = (~done).squeeze(-1).nonzero().squeeze(-1)
                 places = which if places is None else places[which]
-                rows, survey, state, active, done = (_take(t, which) for t in (rows, survey, state, active, done))
+                rows, survey, state, live, done = (_take(t, which) for t in (rows, survey, state, live, done))
                 buffer = buffer[: len(which)]
         state = _step(state, rows, survey, done, eps)
         state = state._replace(residual=_evaluate(cdf, rows, state.point, buffer, early_stop))
@@ -327,26 +276,26 @@ def _search(
 
 
 def _look(state: State, rows: Rows, eps: float, tolerance: float, finest: float) -> tuple[State, Tensor]:
-    """Shrink the bracket by what the last evaluation says; and tell which rows are done."""
-    point, residual = state.point, state.residual
-    bracket = state.bracket.shrunk(point, residual)
-    width = _distance(bracket.low, bracket.high, rows.temperature)
-    # Two points near the root with the same ρ are as good as one.
-    is_same = (residual.ratio == state.last_ratio) & (residual.ratio.abs() <= NEAR)
+    """Shrink the bracket to the side of the point where the root lies, and tell which rows are done."""
+    point, ratio = state.point, state.residual.ratio
+    here, is_above = End(point, state.residual.excess), ratio > 0
+    low, high = _where(is_above, here, state.low), _where(is_above, state.high, here)
+    width = _distance(low.point, high.point, rows.temperature)
+    is_same = (ratio == state.last_ratio) & (ratio.abs() <= NEAR)  # two such points are equally good
     is_open = ~((width <= eps * point.shift.abs().clamp(min=finest)) | is_same)
-    done = (residual.ratio.abs() <= tolerance + residual.noise) | ~is_open
-    return state._replace(bracket=bracket, is_open=is_open, last_ratio=residual.ratio), done
+    done = (ratio.abs() <= tolerance + state.residual.noise) | ~is_open
+    return state._replace(low=low, high=high, is_open=is_open, last_ratio=ratio), done
 
 
 def _step(state: State, rows: Rows, survey: Survey, done: Tensor, eps: float) -> State:
     """Move the rows that are not done."""
-    point, bracket, newton = state.point, state.bracket, state.residual.step
-    to_low, to_high = (_distance(point, end, rows.temperature) for end in bracket[:2])
+    point, low, high, newton = state.point, state.low, state.high, state.residual.step
+    to_low, to_high = (_distance(point, end.point, rows.temperature) for end in (low, high))
     rounding = 8 * eps * newton.abs()  # a step that long may overshoot an end of the bracket by this much
     is_safe = (newton > to_low - rounding) & (newton < to_high + rounding) & (newton.abs() <= state.last_step / 2)
     newton = newton.clamp(to_low, to_high)
-    line = (bracket.excess_low / (bracket.excess_low - bracket.excess_high)).nan_to_num(0.5).clamp(1e-3, 1 - 1e-3)
-    divided = _divide(bracket, torch.where(state.halve, 0.5, line), rows)
+    line = (low.excess / (low.excess - high.excess)).nan_to_num(0.5).clamp(1e-3, 1 - 1e-3)
+    divided = _between(low.point, high.point, torch.where(state.halve, 0.5, line), rows)
     moved = _where(is_safe, Point(point.anchor, point.shift + newton), divided)
     return state._replace(
         point=_where(done, point, _nearest(moved, rows, survey)),
@@ -356,7 +305,7 @@ def _step(state: State, rows: Rows, survey: Survey, done: Tensor, eps: float) ->
 
 
 def _keep(found: Tensor, places: Tensor | None, state: State) -> None:
-    """Write down where rows are, with the last Newton step taken."""
+    """Write the points of the rows to `found`, with the last Newton step taken."""
     point, residual = state.point, state.residual
     shift = point.shift + residual.step.nan_to_num(0.0, 0.0, 0.0)
     is_solved = residual.is_solved | (~state.is_open & residual.is_near)
@@ -371,6 +320,13 @@ def _take(tree: Any, which: Tensor) -> Any:
     return None if tree is None else tree[which]
 
 
+def _where(condition: Tensor, a: Any, b: Any) -> Any:
+    """Choose row by row between two tensors, or two nested NamedTuples of tensors."""
+    if isinstance(a, Tensor):
+        return torch.where(condition, a, b)
+    return type(a)(*(_where(condition, *parts) for parts in zip(a, b, strict=True)))
+
+
 def _nearest(point: Point, rows: Rows, survey: Survey) -> Point:
     """Return the same threshold with the anchor nearest to it."""
     threshold = point.anchor + rows.temperature * point.shift
@@ -378,12 +334,12 @@ def _nearest(point: Point, rows: Rows, survey: Survey) -> Point:
     return Point(anchor, point.shift - (anchor - point.anchor) / rows.temperature)
 
 
-def _divide(bracket: Bracket, share: Tensor, rows: Rows) -> Point:
+def _between(low: Point, high: Point, share: Tensor, rows: Rows) -> Point:
     """Return the point at `share` of the way from low to high, exact even when anchors are neighbours or far apart."""
-    low, high, rest = bracket.low, bracket.high, 1 - share
-    anchor = (rest * low.anchor + share * high.anchor).to(rows.x.dtype).to(torch.float64)
+    anchor = ((1 - share) * low.anchor + share * high.anchor).to(rows.x.dtype).to(torch.float64)
     here = Point(anchor, torch.zeros_like(anchor))
-    shift = rest * _distance(here, low, rows.temperature) + share * _distance(here, high, rows.temperature)
+    to_low, to_high = (_distance(here, end, rows.temperature) for end in (low, high))
+    shift = (1 - share) * to_low + share * to_high
     # Far-apart anchors over a tiny T overflow; then the anchor alone is a point well inside.
     return Point(anchor, torch.where(shift.isfinite(), shift, 0.0))
 
@@ -392,35 +348,30 @@ def _distance(start: Point, end: Point, temperature: Tensor) -> Tensor:
     return (end.anchor - start.anchor) / temperature + (end.shift - start.shift)
 
 
-def _where(condition: Tensor, a: Point, b: Point) -> Point:
-    return Point(torch.where(condition, a.anchor, b.anchor), torch.where(condition, a.shift, b.shift))
-
-
 # ── where to begin ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _survey(rows: Rows, early_stop: bool) -> tuple[Rows, Survey]:
-    """Return the rows, in which too many scores of +inf are told apart from the rest, and what is known of them."""
+    """Return the rows, with 0 and −inf where more than k scores are +inf, and what is known of them."""
     x, k, costs = rows.x, rows.k, rows.costs
-
-    def weigh(chosen: Tensor) -> Tensor:
-        if costs is None:
-            return chosen.sum(-1, keepdim=True).to(k.dtype)
-        return torch.where(chosen, costs, 0.0).sum(-1, keepdim=True, dtype=k.dtype)
-
     low, high = x.amin(-1, keepdim=True).to(k.dtype), x.amax(-1, keepdim=True).to(k.dtype)
     if early_stop and costs is None and bool((low.isfinite() & high.isfinite()).all()):
         return rows, Survey(low, high, torch.full_like(k, x.shape[-1]), torch.zeros_like(k))
     infinite = x == torch.inf
-    forced = weigh(infinite)
+    forced = _weigh(infinite, costs)
     tied = forced > k  # too many +inf: they share k, as equal scores do
     x = torch.where(tied & ~x.isnan(), torch.where(infinite, 0.0, -torch.inf).to(x.dtype), x)
     forced = torch.where(tied, 0.0, forced)
     finite = x.isfinite()
     low = torch.where(finite, x, torch.inf).amin(-1, keepdim=True).to(k.dtype)
     high = torch.where(finite, x, -torch.inf).amax(-1, keepdim=True).to(k.dtype)
-    free = torch.where(x.isnan().any(-1, keepdim=True), torch.nan, weigh(finite))
+    free = torch.where(x.isnan().any(-1, keepdim=True), torch.nan, _weigh(finite, costs))
     return rows._replace(x=x), Survey(low, high, free, forced)
+
+
+def _weigh(chosen: Tensor, costs: Tensor | None) -> Tensor:
+    """Return the number (or costs) of the chosen entries; (rows, 1) float64."""
+    if costs is None:
+        return chosen.sum(-1, keepdim=True).to(torch.float64)
+    return torch.where(chosen, costs, 0.0).sum(-1, keepdim=True, dtype=torch.float64)
 
 
 def _start(cdf: Cdf, rows: Rows, survey: Survey, share: Tensor, tied: Tensor, early_stop: bool) -> Point:
@@ -430,16 +381,13 @@ def _start(cdf: Cdf, rows: Rows, survey: Survey, share: Tensor, tied: Tensor, ea
         step = x.shape[-1] // SAMPLE
         sample = x[..., ::step].contiguous()
         part = None if costs is None else costs[..., ::step]
-        weight = torch.ones_like(sample) if part is None else part
-        finite = torch.where(sample.isfinite(), weight, 0.0).sum(-1, keepdim=True, dtype=share.dtype)
-        forced = torch.where(sample == torch.inf, weight, 0.0).sum(-1, keepdim=True, dtype=share.dtype)
-        few = Rows(sample, share * finite + forced, rows.temperature, part)
-        guess = solve(cdf, few, early_stop=early_stop).point
+        total = share * _weigh(sample.isfinite(), part) + _weigh(sample == torch.inf, part)
+        few = Rows(sample, total, rows.temperature, part)
+        _, guess = solve(cdf, few, early_stop=early_stop)
         is_good = guess.shift.isfinite()
         return Point(torch.where(is_good, guess.anchor, low), torch.where(is_good, guess.shift, -tied))
     center, radius = low / 2 + high / 2, (high / 2 - low / 2).clamp(min=torch.finfo(x.dtype).tiny)
-    y = (x - center.to(x.dtype)) / radius.to(x.dtype)  # in [−1, 1]: no square can overflow
-    y = y.masked_fill_(x.isinf(), 0.0)
+    y = ((x - center.to(x.dtype)) / radius.to(x.dtype)).masked_fill_(x.isinf(), 0.0)  # no square can overflow
     number = survey.free if costs is None else x.isfinite().sum(-1, keepdim=True)
     mean = row_sum(y) / number
     deviation = (row_sum(y.square()) / number - mean.square()).clamp(min=0).sqrt() * radius
@@ -453,8 +401,8 @@ def _start(cdf: Cdf, rows: Rows, survey: Survey, share: Tensor, tied: Tensor, ea
 def _quickly(x: Tensor, k: Tensor, temperature: Tensor) -> Tensor | None:
     """Return σ_k by Newton's method on logit(Σp/n), which takes a third of the passes and one buffer.
 
-    For rows of finite scores in which Σp and Σp(1 − p) can be summed as they are: k ≤ n/2, far from hard. None if one
-    row is not such, or is not solved in a few steps.
+    This serves rows of finite scores in which Σp and Σp(1 − p) can be summed as they are: k ≤ n/2, far from hard.
+    The result is None if one row is not like that, or is not solved in a few steps.
     """
     n, eps = x.shape[-1], torch.finfo(x.dtype).eps
     shape, rows = x.shape, Rows(x.view(-1, n), k.reshape(-1, 1), temperature.reshape(-1, 1), None)

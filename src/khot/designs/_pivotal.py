@@ -44,7 +44,8 @@ class Pivotal(Design):
         validate_args: bool | None = None,
     ) -> None:
         _check.one_of("order", order, ("random", "shared", "given"))
-        self.order, self._permutation = order, None
+        self.order = order
+        self._permutation: Tensor | None = None
         super().__init__(probs, k, logits=logits, validate_args=validate_args)
 
     def fix_order(self, generator: torch.Generator | None = None) -> Self:

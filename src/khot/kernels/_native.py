@@ -10,49 +10,36 @@ from torch import Tensor
 
 from .._math import threshold
 from .._math.cdfs import SIGMOID
+from .._shape import Mask, PerRow
 
 HERE = Path(__file__).parent
 WIDE, PORTABLE = 1, 0  # the path: the widest vectors this machine has, or one lane at a time
-
+CDFS = {"sigmoid": 0, "laplace": 1, "euclidean": 2}  # the cdfs of native/khot.h
+_DTYPES = {torch.float32: 0, torch.float64: 1}
 _POINTER, _LONG, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_double
+_KINDS = {"pointer": _POINTER, "int64_t": _LONG, "int32_t": _INT, "double": _DOUBLE}
+
+
+def _fields(declarations: str) -> list[tuple[str, Any]]:
+    """Return the fields of a ctypes structure that is declared as in native/khot.h."""
+    pairs = (declaration.split(maxsplit=1) for declaration in declarations.split("; "))
+    return [(name, _KINDS[kind]) for kind, names in pairs for name in names.split(", ")]
 
 
 class _Rows(ctypes.Structure):
     """`khot_rows` of native/khot.h."""
 
-    _fields_ = (
-        ("x", _POINTER),
-        ("rows", _LONG),
-        ("n", _LONG),
-        ("k", _POINTER),
-        ("k_stride", _LONG),
-        ("temperature", _POINTER),
-        ("temperature_stride", _LONG),
-        ("mask", _POINTER),
-        ("mask_row_stride", _LONG),
-        ("mask_stride", _LONG),
-        ("k_of_all", _DOUBLE),
-        ("temperature_of_all", _DOUBLE),
-        ("dtype", _INT),
-        ("threads", _INT),
-        ("path", _INT),
-        ("cdf", _INT),
+    _fields_ = _fields(
+        "pointer x; int64_t rows, n; pointer k; int64_t k_stride; pointer temperature; int64_t temperature_stride; "
+        "pointer mask; int64_t mask_row_stride, mask_stride; double k_of_all, temperature_of_all; "
+        "int32_t dtype, threads, path, cdf"
     )
 
 
 class _Draws(ctypes.Structure):
     """`khot_draws` of native/khot.h."""
 
-    _fields_ = (
-        ("p", _POINTER),
-        ("rows", _LONG),
-        ("n", _LONG),
-        ("seed", _LONG),
-        ("draws", _LONG),
-        ("is_paired", _INT),
-        ("dtype", _INT),
-        ("threads", _INT),
-    )
+    _fields_ = _fields("pointer p; int64_t rows, n, seed, draws; int32_t is_paired, dtype, threads")
 
 
 _ROWS, _DRAWS = ctypes.POINTER(_Rows), ctypes.POINTER(_Draws)
@@ -69,26 +56,23 @@ _SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {
     "khot_uniform": ((_LONG, _LONG, _LONG, _INT, _POINTER), None),  # seed, stream, count, threads, out
     "khot_order": ((_POINTER, _LONG, _LONG, _INT, _POINTER), _INT),  # keys, rows, n, threads, out
 }
-CDFS = {"sigmoid": 0, "laplace": 1, "euclidean": 2}  # the cdfs of native/khot.h
-_DTYPES = {torch.float32: 0, torch.float64: 1}
 
 
-def _load() -> tuple[ctypes.CDLL | None, str]:
+def _load() -> tuple[Any, str]:
     """Load the library; return it, or None, and a line that says what serves the CPU and why."""
     note = HERE / "build.txt"
     built = note.read_text().strip() if note.exists() else "not built: khot was not installed by its own build"
     files = sorted(HERE.glob("libkhot.*"))
     if not files:
-        return (
-            None,
-            f"eager torch (native library {'is missing, reinstall khot' if built.startswith('built') else built})",
-        )
+        why = "is missing, reinstall khot" if built.startswith("built") else built
+        return None, f"eager torch (native library {why})"
     try:
-        library = ctypes.CDLL(str(files[0]))
+        library = _open(files[0])
         for name, (arguments, result) in _SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, result
-        if library.khot_abi() != _header_hash():
+        # `hatch_build.py` compiles this number into the library.
+        if library.khot_abi() != int(hashlib.sha256((HERE / "native" / "khot.h").read_bytes()).hexdigest()[:8], 16):
             return None, "eager torch (native library was built from another version of khot.h: reinstall khot)"
     except (OSError, AttributeError) as error:
         return None, f"eager torch (native library does not load: {error})"
@@ -97,23 +81,29 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     return library, f"native, {width} (for {what}; {built})"
 
 
-def _header_hash() -> int:
-    """Return the number that `hatch_build.py` compiles into the library: a hash of the C header."""
-    return int(hashlib.sha256((HERE / "native" / "khot.h").read_bytes()).hexdigest()[:8], 16)
+def _open(path: Path) -> ctypes.CDLL:
+    """Load the library. It uses torch's OpenMP: one that torch keeps to itself is first made visible.
+
+    Where torch brings none, it is the system's.
+    """
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        if "undefined symbol" not in str(error):
+            raise
+    packages = Path(torch.__file__).parents[1]
+    copies = [*packages.glob("torch/lib/libgomp*"), *packages.glob("torch.libs/libgomp*"), Path("libgomp.so.1")]
+    ctypes.CDLL(str(copies[0]), mode=ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(path))
 
 
 LIBRARY, REASON = _load()
 
 
 def native_topk(
-    x: Tensor,
-    k: float | Tensor,
-    temperature: float | Tensor,
-    mask: Tensor | None,
-    cdf: str = "sigmoid",
-    path: int = WIDE,
+    x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: str = "sigmoid", path: int = WIDE
 ) -> Tensor:
-    """y = F(z); `k` and `temperature` may be numbers."""
+    """Return y = F(z), as `_math.threshold.topk`; `k` and `temperature` may be numbers."""
     x = x.contiguous()
     y = torch.empty_like(x)
     if y.numel():
@@ -122,14 +112,7 @@ def native_topk(
 
 
 def _solve(
-    name: str,
-    x: Tensor,
-    k: float | Tensor,
-    temperature: float | Tensor,
-    mask: Tensor | None,
-    path: int,
-    cdf: int,
-    *outputs: int | None,
+    name: str, x: Tensor, k: Any, temperature: Any, mask: Mask, path: int, cdf: int, *outputs: int | None
 ) -> None:
     """Call one of the functions that take rows."""
     n = x.shape[-1]
@@ -137,30 +120,16 @@ def _solve(
     temperature, address, stride, of_all = _column(temperature)
     mask, mask_address, mask_row_stride, mask_stride = _mask(mask, n)
     rows = _Rows(
-        x.data_ptr(),
-        x.numel() // n,
-        n,
-        k_address,
-        k_stride,
-        address,
-        stride,
-        mask_address,
-        mask_row_stride,
-        mask_stride,
-        k_of_all,
-        of_all,
-        _DTYPES[x.dtype],
-        torch.get_num_threads(),
-        path,
-        cdf,
-    )
+        x.data_ptr(), x.numel() // n, n, k_address, k_stride, address, stride, mask_address, mask_row_stride,
+        mask_stride, k_of_all, of_all, _DTYPES[x.dtype], torch.get_num_threads(), path, cdf,
+    )  # fmt: skip
     getattr(LIBRARY, name)(rows, *outputs)
 
 
-def margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, path: int = WIDE) -> Tensor:
-    """As `_math.threshold.margin` of the logistic cdf without costs, which takes the rows that the kernel leaves.
+def margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Mask, path: int = WIDE) -> Tensor:
+    """Return z as `_math.threshold.margin` does for the logistic cdf without costs.
 
-    It leaves rows with an infinite threshold, or with one that is decided by numbers too small to be summed.
+    The kernel leaves rows with an infinite threshold, or one that is decided by numbers too small to be summed, to it.
     """
     x, n = x.contiguous(), x.shape[-1]
     z = torch.empty_like(x)
@@ -169,22 +138,17 @@ def margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, path:
     is_left = torch.empty(z.numel() // n, dtype=torch.bool, device="cpu")
     _solve("khot_sigmoid_margin", x, k, temperature, mask, path, CDFS["sigmoid"], z.data_ptr(), is_left.data_ptr())
     if bool(is_left.any()):
-        rows = [t.reshape(len(is_left), -1)[is_left] for t in (x, k, temperature)]
+        scores, size, heat = (t.reshape(len(is_left), -1)[is_left] for t in (x, k, temperature))
         allowed = None if mask is None else mask.reshape(-1, n)[is_left]
-        rest = threshold.margin(rows[0], rows[1][:, 0], rows[2][:, 0], allowed, None, SIGMOID, early_stop=True)
+        rest = threshold.margin(scores, size[:, 0], heat[:, 0], allowed, None, SIGMOID, early_stop=True)
         z.view(-1, n)[is_left] = rest
     return z
 
 
 def native_pull(
-    g: Tensor,
-    y: Tensor,
-    temperature: float | Tensor,
-    dk: Tensor | None = None,
-    cdf: str = "sigmoid",
-    path: int = WIDE,
+    g: Tensor, y: Tensor, temperature: PerRow, dk: Tensor | None = None, cdf: str = "sigmoid", path: int = WIDE
 ) -> Tensor:
-    """The cotangent of x for that of y; that of k is written to `dk` if it is given."""
+    """Return the cotangent of x for that of y; write that of k to `dk` if it is given."""
     g, y = (g if g.dtype == y.dtype else g.to(y.dtype)).contiguous(), y.contiguous()
     dx = torch.empty_like(y)
     if dx.numel():
@@ -193,8 +157,8 @@ def native_pull(
     return dx
 
 
-def hard_topk(x: Tensor, k: float | Tensor, mask: Tensor | None, path: int = WIDE) -> Tensor:
-    """As `_math.select.k_hot`."""
+def hard_topk(x: Tensor, k: PerRow, mask: Mask, path: int = WIDE) -> Tensor:
+    """Return what `_math.select.k_hot` does."""
     x = x.contiguous()
     out = torch.empty_like(x)
     if out.numel():
@@ -205,43 +169,34 @@ def hard_topk(x: Tensor, k: float | Tensor, mask: Tensor | None, path: int = WID
 def pivotal(
     p: Tensor, is_integer: Tensor, seed: Tensor, order: Tensor | None, is_random: bool, draws: int, is_paired: bool
 ) -> Tensor:
-    """As `_math.pivotal.draw`."""
-    assert LIBRARY is not None
-    p, is_integer = _sampled(p).contiguous(), is_integer.contiguous()
+    """Draw what `_math.pivotal.draw` does."""
+    p, is_integer = _sampled(p), is_integer.contiguous()
     out = p.new_empty(draws * p.shape[0], p.shape[1])
     order = None if order is None else order.contiguous()
-    status = LIBRARY.khot_pivotal(
-        _draws(p, seed, draws, is_paired),
-        is_integer.data_ptr(),
-        None if order is None else order.data_ptr(),
-        0 if order is None or len(order) == 1 else p.shape[1],
-        is_random,
-        out.data_ptr(),
-    )
+    address, stride = (None, 0) if order is None else (order.data_ptr(), 0 if len(order) == 1 else p.shape[1])
+    request = _draws(p, seed, draws, is_paired)
+    status = LIBRARY.khot_pivotal(request, is_integer.data_ptr(), address, stride, is_random, out.data_ptr())
     _require_memory(status, p)
     return out
 
 
 def systematic(p: Tensor, k: Tensor, seed: Tensor, draws: int, is_paired: bool) -> Tensor:
-    """As `_math.systematic.draw`."""
-    assert LIBRARY is not None
-    p, k = _sampled(p).contiguous(), k.contiguous()
+    """Draw what `_math.systematic.draw` does."""
+    p, k = _sampled(p), k.contiguous()
     out = p.new_empty(draws * p.shape[0], p.shape[1])
     LIBRARY.khot_systematic(_draws(p, seed, draws, is_paired), k.data_ptr(), out.data_ptr())
     return out
 
 
 def uniform(seed: Tensor, stream: int, count: int) -> Tensor:
-    """As `_math.noise.uniform`."""
-    assert LIBRARY is not None
+    """Return what `_math.noise.uniform` does."""
     out = torch.empty(count, dtype=torch.float64, device="cpu")
     LIBRARY.khot_uniform(int(seed), stream, count, torch.get_num_threads(), out.data_ptr())
     return out
 
 
 def order(keys: Tensor, n: int) -> Tensor:
-    """As `_math.noise.order`."""
-    assert LIBRARY is not None
+    """Return what `_math.noise.order` does."""
     keys = keys.contiguous()
     out = torch.empty(*keys.shape, n, dtype=torch.int64, device="cpu")
     status = LIBRARY.khot_order(keys.data_ptr(), keys.numel(), n, torch.get_num_threads(), out.data_ptr())
@@ -261,11 +216,11 @@ def _require_memory(status: int, rows: Tensor) -> None:
 
 
 def _sampled(p: Tensor) -> Tensor:
-    """Convert to a dtype that has a kernel, if need be."""
-    return p if p.dtype in _DTYPES else p.to(torch.float32)
+    """Return contiguous rows of a dtype that has a kernel."""
+    return (p if p.dtype in _DTYPES else p.to(torch.float32)).contiguous()
 
 
-def _mask(mask: Tensor | None, n: int) -> tuple[Tensor | None, int | None, int, int]:
+def _mask(mask: Mask, n: int) -> tuple[Tensor | None, int | None, int, int]:
     """Return the mask as rows (to be kept while it is read), its address, and its strides."""
     if mask is None:
         return None, None, 0, 0
@@ -280,7 +235,7 @@ def _column(value: Any) -> tuple[Any, int | None, int, float]:
     if not isinstance(value, Tensor):
         return None, None, 0, value
     value = value.to(torch.float64)
-    if not any(value.stride()):
-        return value, value.data_ptr(), 0, 0.0
-    value = value.contiguous()
-    return value, value.data_ptr(), 1, 0.0
+    stride = int(any(value.stride()))
+    if stride:
+        value = value.contiguous()
+    return value, value.data_ptr(), stride, 0.0

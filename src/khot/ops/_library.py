@@ -9,20 +9,14 @@ from torch import Tensor
 from .. import _torch
 
 LIBRARY = torch.library.Library("khot", "DEF")
+Op = Callable[..., Tensor]
 
 
 def define(
-    name: str,
-    signature: str,
-    kernel: Callable[..., Any],
-    fake: Callable[..., Any],
-    derivative: type[torch.autograd.Function] | None = None,
-) -> Callable[..., Any]:
+    name: str, signature: str, kernel: Op, fake: Op, derivative: type[torch.autograd.Function] | None = None
+) -> Op:
     """Define an op whose tensors all have the batch dimensions first; other arguments are numbers, strings or None."""
-    LIBRARY.define(name + signature)
-    LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
-    op: Callable[..., Any] = getattr(torch.ops.khot, name).default
-    torch.library.register_fake(f"khot::{name}", fake, lib=LIBRARY)
+    op = _declare(name, signature, kernel, fake)
 
     def differentiated(*arguments: Any) -> Any:
         if derivative is not None:
@@ -30,7 +24,7 @@ def define(
         with _torch.next_level():  # a constant
             return op(*arguments)
 
-    def batched(info: Any, dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
+    def batched(info: Any, dims: tuple[int | None, ...], *arguments: Any) -> tuple[Tensor, int]:
         def lead(t: Any, dim: int | None) -> Any:
             if not isinstance(t, Tensor):
                 return t
@@ -43,20 +37,15 @@ def define(
     return op
 
 
-def define_sampler(
-    name: str, signature: str, kernel: Callable[..., Any], fake: Callable[..., Any]
-) -> Callable[..., Any]:
+def define_sampler(name: str, signature: str, kernel: Op, fake: Op) -> Op:
     """Define an op that draws from a seed (), with one row per draw.
 
     Under vmap each entry draws by itself, from its own seed where the seed is batched (`randomness="different"`), and
     from the one seed where it is not (`randomness="same"`).
     """
-    LIBRARY.define(name + signature)
-    LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
-    op: Callable[..., Any] = getattr(torch.ops.khot, name).default
-    torch.library.register_fake(f"khot::{name}", fake, lib=LIBRARY)
+    op = _declare(name, signature, kernel, fake)
 
-    def batched(info: Any, dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
+    def batched(info: Any, dims: tuple[int | None, ...], *arguments: Any) -> tuple[Tensor, int]:
         def entry(i: int) -> list[Any]:
             return [a if dim is None else a.select(dim, i) for a, dim in zip(arguments, dims, strict=True)]
 
@@ -64,3 +53,16 @@ def define_sampler(
 
     torch.library.register_vmap(f"khot::{name}", batched, lib=LIBRARY)
     return op
+
+
+def _declare(name: str, signature: str, kernel: Op, fake: Op) -> Op:
+    LIBRARY.define(name + signature)
+    LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"khot::{name}", fake, lib=LIBRARY)
+    op: Op = getattr(torch.ops.khot, name).default
+    return op
+
+
+def like(x: Tensor, *_: Any) -> Tensor:
+    """Return the fake of an op whose result has the shape of its first argument."""
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -1,22 +1,15 @@
-"""The ops that draw, and that solve for the law to draw from."""
+"""The ops that draw samples, and that solve for the law to draw from."""
 
 from functools import partial
 
 import torch
-from torch import Tensor
 
-from .._math import cdfs, high_entropy, natural, noise
+from .._math import high_entropy, natural, noise
 from .._math import pivotal as _pivotal
 from .._math import systematic as _systematic
 from ..kernels import cpu as _native
-from ._library import LIBRARY, define, define_sampler
-from ._topk import hard_topk, margin
-
-
-def sigmoid_margins(theta: Tensor, k: Tensor) -> Tensor:
-    """Return the z = θ + λ with Σσ(z) = k, without a gradient; θ (…, n) float64, k (…) float64."""
-    return margin(theta.detach(), k, 1.0, None, None, cdfs.SIGMOID)
-
+from ._library import LIBRARY, Op, define, define_sampler, like
+from ._topk import hard_topk, sigmoid_margins
 
 # keys (…) → (…, n)
 order = define(
@@ -44,32 +37,21 @@ systematic = define_sampler(
     _systematic.draw,
     lambda p, k, seed, draws, is_paired: p.new_empty((draws * p.shape[0], p.shape[1])),
 )
-# p (rows, n) float64, or tilted z for `rejective`, k (rows) float64, seed () → (draws, rows, n)
-_SAMPLES = "(Tensor p, Tensor k, Tensor seed, SymInt draws) -> Tensor"
-rejective = define_sampler(
-    "rejective",
-    _SAMPLES,
-    partial(natural.draw, uniform=uniform),
-    lambda p, k, seed, draws: p.new_empty((draws, *p.shape)),
-)
-sampford = define_sampler(
-    "sampford",
-    _SAMPLES,
-    partial(high_entropy.draw_sampford, uniform=uniform, hard_topk=hard_topk, margins=sigmoid_margins),
-    lambda p, k, seed, draws: p.new_empty((draws, *p.shape)),
-)
-brewer = define_sampler(
-    "brewer",
-    _SAMPLES,
-    partial(high_entropy.draw_brewer, uniform=uniform),
-    lambda p, k, seed, draws: p.new_empty((draws, *p.shape)),
-)
+
+
+def _define_law(name: str, kernel: Op) -> Op:
+    """Define a sampler of p (rows, n) float64 (or tilted z), k (rows) float64, seed () → (draws, rows, n)."""
+    signature = "(Tensor p, Tensor k, Tensor seed, SymInt draws) -> Tensor"
+    return define_sampler(name, signature, kernel, lambda p, k, seed, draws: p.new_empty((draws, *p.shape)))
+
+
+rejective = _define_law("rejective", partial(natural.draw, uniform=uniform))
+brewer = _define_law("brewer", partial(high_entropy.draw_brewer, uniform=uniform))
+_sampford = partial(high_entropy.draw_sampford, uniform=uniform, hard_topk=hard_topk, margins=sigmoid_margins)
+sampford = _define_law("sampford", _sampford)
 # marginals (…, n) float64, k (…) float64 → natural parameters (…, n)
 natural_parameters = define(
-    "natural_parameters",
-    "(Tensor p, Tensor k) -> Tensor",
-    partial(natural.solve, margins=sigmoid_margins),
-    lambda p, k: torch.empty(p.shape, dtype=p.dtype, device=p.device),
+    "natural_parameters", "(Tensor p, Tensor k) -> Tensor", partial(natural.solve, margins=sigmoid_margins), like
 )
 
 if _native.LIBRARY is not None:

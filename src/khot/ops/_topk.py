@@ -11,15 +11,14 @@ from torch.nn import Parameter
 from .. import _torch
 from .._math import cdfs, implicit, select, threshold
 from .._math.cdfs import Cdf, cdf_by_name
-from .._shape import per_row
+from .._shape import Costs, Mask, PerRow, per_row
 from .._torch import dispatch_keys, dispatch_modes, forward_level, function_modes, is_tracing, transforms_active
 from ..kernels import cpu as _native
-from ._library import LIBRARY, define
+from ._library import LIBRARY, define, like
 
 HAS_NATIVE = _native.LIBRARY is not None
 
 # ── the short cut ────────────────────────────────────────────────────────────────────────────────────────────────────
-
 _PLAIN = {dispatch_keys(torch.empty(0, device="cpu")).raw_repr()}
 with torch.inference_mode():
     _PLAIN.add(dispatch_keys(torch.empty(0, device="cpu")).raw_repr())
@@ -47,7 +46,7 @@ def is_plain(*values: Any) -> bool:
     return True
 
 
-def constant(value: float | Tensor) -> float | Tensor:
+def constant(value: PerRow) -> PerRow:
     """Return the number in an ordinary CPU tensor of one element that needs no gradient; else the value as it is."""
     if type(value) is float or type(value) is int or not isinstance(value, Tensor):
         return value
@@ -69,94 +68,79 @@ def _differentiates(*values: Any) -> bool:
 
 
 # ── what khot calls ──────────────────────────────────────────────────────────────────────────────────────────────────
+def topk(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf) -> Tensor:
+    """Return y = F((x − τ)/T) along the last dim, differentiable in x, k and T; the cdf has a `slope_at`.
 
-
-def topk(x: Tensor, k: float | Tensor, temperature: float | Tensor, mask: Tensor | None, cdf: Cdf) -> Tensor:
-    """Return y = F((x − τ)/T) along the last dim, differentiable in x, k and T.
-
-    Args:
-        x: (…, n) float32 or float64.
-        k, temperature: numbers, or (…) float64.
-        mask: (…, n) bool or None.
-        cdf: F; it has F′ as a function of y.
+    x is (…, n) float32 or float64; k and T are numbers or (…) float64; the mask is (…, n) or None.
     """
     if is_watched():
-        y: Tensor = _topk(x, per_row(k, x), per_row(temperature, x), mask, cdf.name)
-    elif _differentiates(x, k, temperature):
-        y = _TopK.apply(x, k, temperature, mask, cdf)
-    else:
-        y = _solve(x, k, temperature, mask, cdf)
+        return _topk(x, per_row(k, x), per_row(temperature, x), mask, cdf.name)
+    if not _differentiates(x, k, temperature):
+        return _solve(x, k, temperature, mask, cdf)
+    y: Tensor = _TopK.apply(x, k, temperature, mask, cdf)
     return y
 
 
-def margin(
-    x: Tensor, k: float | Tensor, temperature: float | Tensor, mask: Tensor | None, costs: Tensor | None, cdf: Cdf
-) -> Tensor:
+def margin(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, costs: Costs, cdf: Cdf) -> Tensor:
     """Return z = (x − τ)/T along the last dim, differentiable in x, k, T and costs; ±inf where y is exactly 1 or 0.
 
-    Arguments are those of `topk`, and the costs (…, n) or None.
+    Arguments are those of `topk`, for any cdf; the costs are (…, n) or None.
     """
     k, temperature = per_row(k, x), per_row(temperature, x)
     if is_watched():
-        z: Tensor = _margin(x, k, temperature, mask, costs, cdf.name)
-    elif _differentiates(x, k, temperature, costs):
-        z = _Margin.apply(x, k, temperature, mask, costs, cdf)
-    else:
-        z = _solve_margin(x, k, temperature, mask, costs, cdf)
+        return _margin(x, k, temperature, mask, costs, cdf.name)
+    if not _differentiates(x, k, temperature, costs):
+        return _solve_margin(x, k, temperature, mask, costs, cdf)
+    z: Tensor = _Margin.apply(x, k, temperature, mask, costs, cdf)
     return z
 
 
-def hard_topk(x: Tensor, k: float | Tensor, mask: Tensor | None) -> Tensor:
+def sigmoid_margins(theta: Tensor, k: Tensor) -> Tensor:
+    """Return the z = θ + λ with Σσ(z) = k, without a gradient; θ (…, n) float64, k (…) float64."""
+    return margin(theta.detach(), k, 1.0, None, None, cdfs.SIGMOID)
+
+
+def hard_topk(x: Tensor, k: PerRow, mask: Mask) -> Tensor:
     """Return ones at the k largest scores of each row (…, n), without a gradient; k is a number or (…) float64."""
     if HAS_NATIVE and is_plain(x, k, mask):
         return _native.hard_topk(x, k, mask)
-    chosen: Tensor = _hard_topk(x, per_row(k, x), mask)
-    return chosen
+    return _hard_topk(x, per_row(k, x), mask)
 
 
-def _solve(x: Tensor, k: float | Tensor, temperature: float | Tensor, mask: Tensor | None, cdf: Cdf) -> Tensor:
+def _solve(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf) -> Tensor:
     """Return y by the CPU's kernel, or by the op below autograd."""
     if is_plain(x, k, temperature, mask):
         return _cpu_topk(x, k, temperature, mask, cdf)
     k, temperature = per_row(k, x), per_row(temperature, x)
     with _torch.next_level():
-        y: Tensor = _topk(x, k, temperature, mask, cdf.name)
-    return y
+        return _topk(x, k, temperature, mask, cdf.name)
 
 
-def _solve_margin(
-    x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, costs: Tensor | None, cdf: Cdf
-) -> Tensor:
-    """Return z likewise."""
+def _solve_margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Mask, costs: Costs, cdf: Cdf) -> Tensor:
+    """Return z by the CPU's kernel, or by the op below autograd."""
     if is_plain(x, k, temperature, mask, costs):
         return _cpu_margin(x, k, temperature, mask, costs, cdf)
     with _torch.next_level():
-        z: Tensor = _margin(x, k, temperature, mask, costs, cdf.name)
-    return z
+        return _margin(x, k, temperature, mask, costs, cdf.name)
 
 
-def _pull(g: Tensor, y: Tensor, temperature: float | Tensor, cdf: Cdf) -> Tensor:
-    """Return the cotangent of x for that of y: what a training step needs, and what a kernel fuses."""
+def _pull(g: Tensor, y: Tensor, temperature: PerRow, cdf: Cdf) -> Tensor:
+    """Return the cotangent of x for that of y: all that most training steps need, so a kernel fuses it."""
     if is_plain(g, y, temperature):
         return _cpu_pull(g, y, temperature, cdf)
-    dx: Tensor = _topk_pull(g, y, per_row(temperature, y), cdf.name)
-    return dx
+    return _topk_pull(g, y, per_row(temperature, y), cdf.name)
 
 
 # ── derivatives ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 class _TopK(torch.autograd.Function):
-    """(x, k, T, mask, cdf) → y; saves y, which autograd tracks, so that backward has a derivative too.
+    """Differentiate (x, k, T, mask, cdf) → y. It saves y, which autograd tracks, so backward has a derivative too.
 
     From y alone the derivative in k is lost where an entry rounds to 1 and its counterpart does not round to 0, so it
     is taken from the margins, which are solved for again.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, k: float | Tensor, temperature: float | Tensor, mask: Tensor | None, cdf: Cdf | str
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf | str) -> Tensor:
         ctx.cdf, needs = _law(cdf), ctx.needs_input_grad
         y = _solve(x, k, temperature, mask, ctx.cdf)
         ctx.temperature = None if needs[2] else temperature  # a number, or a tensor of khot's own that nobody changes
@@ -186,7 +170,7 @@ class _TopK(torch.autograd.Function):
             return implicit.push_value(*_tangents(y, dx, dk, dt), at)
 
 
-def _at_value(y: Tensor, temperature: float | Tensor, cdf: Cdf, *solved: Any) -> implicit.Linear:
+def _at_value(y: Tensor, temperature: PerRow, cdf: Cdf, *solved: Any) -> implicit.Linear:
     """Return what the derivative at y needs, from y, or from the margins of the rows (x, k, mask) if they are given."""
     if not solved:
         return implicit.at_value(y, temperature, cdf)
@@ -195,11 +179,11 @@ def _at_value(y: Tensor, temperature: float | Tensor, cdf: Cdf, *solved: Any) ->
 
 
 class _Margin(torch.autograd.Function):
-    """(x, k, T, mask, costs, cdf) → z."""
+    """Differentiate (x, k, T, mask, costs, cdf) → z."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, costs: Tensor | None, cdf: Cdf | str
+        ctx: Any, x: Tensor, k: Tensor, temperature: Tensor, mask: Mask, costs: Costs, cdf: Cdf | str
     ) -> Tensor:
         ctx.cdf = _law(cdf)
         z = _solve_margin(x, k, temperature, mask, costs, ctx.cdf)
@@ -234,74 +218,54 @@ def _tangents(like: Tensor, dx: Tensor | None, dk: Tensor | None, dt: Tensor | N
 
 
 # ── schemas ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _like(x: Tensor, *_: Any) -> Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
-
-def _everywhere_topk(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, cdf: str) -> Tensor:
-    return threshold.topk(x, k, temperature, mask, cdf_by_name(cdf), early_stop=False)
-
-
-def _everywhere_margin(
-    x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, costs: Tensor | None, cdf: str
-) -> Tensor:
-    return threshold.margin(x, k, temperature, mask, costs, cdf_by_name(cdf), early_stop=False)
-
-
-def _everywhere_pull(g: Tensor, y: Tensor, temperature: float | Tensor, cdf: Cdf | str) -> Tensor:
-    law = _law(cdf)
-    return implicit.pull_value(g, implicit.at_value(y, temperature, law))[0].contiguous()
+def _eager_pull(g: Tensor, y: Tensor, temperature: PerRow, cdf: Cdf | str) -> Tensor:
+    return implicit.pull_value(g, implicit.at_value(y, temperature, _law(cdf)))[0].contiguous()
 
 
 # x (…, n), k (…) float64, T (…) float64, mask (…, n) or None, the name of the cdf → y (…, n)
 _topk = define(
-    "topk", "(Tensor x, Tensor k, Tensor temperature, Tensor? mask, str cdf) -> Tensor", _everywhere_topk, _like, _TopK
+    "topk",
+    "(Tensor x, Tensor k, Tensor temperature, Tensor? mask, str cdf) -> Tensor",
+    lambda x, k, t, mask, cdf: threshold.topk(x, k, t, mask, cdf_by_name(cdf), early_stop=False),
+    like,
+    _TopK,
 )
 # as topk, with costs (…, n) or None → z (…, n)
 _margin = define(
     "margin",
     "(Tensor x, Tensor k, Tensor temperature, Tensor? mask, Tensor? costs, str cdf) -> Tensor",
-    _everywhere_margin,
-    _like,
+    lambda x, k, t, mask, costs, cdf: threshold.margin(x, k, t, mask, costs, cdf_by_name(cdf), early_stop=False),
+    like,
     _Margin,
 )
 # g (…, n), y (…, n), T (…) float64, the name of the cdf → (…, n)
 _topk_pull = define(
-    "topk_pull",
-    "(Tensor g, Tensor y, Tensor temperature, str cdf) -> Tensor",
-    _everywhere_pull,
-    lambda g, y, temperature, cdf: _like(y),
+    "topk_pull", "(Tensor g, Tensor y, Tensor temperature, str cdf) -> Tensor", _eager_pull, lambda g, y, *_: like(y)
 )
 # x (…, n), k (…) float64, mask (…, n) or None → (…, n)
-_hard_topk = define("hard_topk", "(Tensor x, Tensor k, Tensor? mask) -> Tensor", select.k_hot, _like)
+_hard_topk = define("hard_topk", "(Tensor x, Tensor k, Tensor? mask) -> Tensor", select.k_hot, like)
 
 
 # ── the CPU ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _cpu_topk(x: Tensor, k: float | Tensor, temperature: float | Tensor, mask: Tensor | None, cdf: Cdf | str) -> Tensor:
+def _cpu_topk(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf | str) -> Tensor:
     law = _law(cdf)
     if HAS_NATIVE and law.name in _native.CDFS:
         return _native.native_topk(x, k, temperature, mask, law.name)
     return threshold.topk(x, per_row(k, x), per_row(temperature, x), mask, law, early_stop=True)
 
 
-def _cpu_margin(
-    x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, costs: Tensor | None, cdf: Cdf | str
-) -> Tensor:
+def _cpu_margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Mask, costs: Costs, cdf: Cdf | str) -> Tensor:
     law = _law(cdf)
     if HAS_NATIVE and costs is None and law is cdfs.SIGMOID:
         return _native.margin(x, k, temperature, mask)
     return threshold.margin(x, k, temperature, mask, costs, law, early_stop=True)
 
 
-def _cpu_pull(g: Tensor, y: Tensor, temperature: float | Tensor, cdf: Cdf | str) -> Tensor:
+def _cpu_pull(g: Tensor, y: Tensor, temperature: PerRow, cdf: Cdf | str) -> Tensor:
     name = cdf if isinstance(cdf, str) else cdf.name
     if HAS_NATIVE and name in _native.CDFS:
         return _native.native_pull(g, y, temperature, None, name)
-    return _everywhere_pull(g, y, temperature, cdf)
+    return _eager_pull(g, y, temperature, cdf)
 
 
 LIBRARY.impl("topk", _cpu_topk, "CPU")

@@ -1,4 +1,4 @@
-"""Relaxations of one's own: a cdf is all they need."""
+"""Relaxations of your own, made from a cdf."""
 
 import hashlib
 from collections.abc import Callable
@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _check
 from .._math import cdfs
+from .._shape import Costs, Mask, PerRow
 from .._torch import derivative
 from ._family import relax
 
-UNDERFLOW = 1e-37  # of a cdf of one's own: less is nothing, in float32 and float64 alike
+UNDERFLOW = 1e-37  # a value of F below this counts as 0, in float32 and float64 alike
 PROBES = (-1e30, -1e3, -10.0, -1.0, 0.0, 1.0, 10.0, 1e3, 1e30)
 Elementwise = Callable[[Tensor], Tensor]
 
@@ -33,13 +33,13 @@ def relaxation(
     Args:
         cdf: F, an elementwise function of a float tensor in torch operations; continuous, rising from 0 to 1, accurate
             where it is small.
-        survival: 1 − F, accurate where that is small; if not given, `F(−z)` if `symmetric`, else `1 − F(z)`, which
-            cannot tell numbers below a rounding of 1.
-        density: F′; if not given, by differentiating `cdf`.
+        survival: 1 − F, accurate where that is small; if omitted, `F(−z)` if `symmetric`, else `1 − F(z)`, which cannot
+            represent numbers below a rounding of 1.
+        density: F′; if omitted, `cdf` is differentiated.
         quantile: F⁻¹ on (0, 1), which saves a bisection at each call.
         symmetric: whether F(−z) = 1 − F(z).
         smooth: whether F′ is continuous.
-        name: what exported and saved programs call it, together with a fingerprint of F; the name of `cdf` if omitted.
+        name: how exported and saved programs call it, together with a fingerprint of F; if omitted, the name of `cdf`.
 
     Returns:
         A function of scores (…, n) with the signature and the promises of `sigmoid_topk`;
@@ -54,25 +54,28 @@ def relaxation(
     """
     functions = {"survival": survival, "density": density, "quantile": quantile}
     remake = partial(relaxation, cdf, **functions, symmetric=symmetric, smooth=smooth, name=name)
-    _require_cdf(cdf(_points(PROBES)))
-
+    values = cdf(_points(PROBES))
+    ends = _points((0.0, 1.0)).to(values.dtype)
+    if not (values.diff() >= 0).all() or not torch.allclose(values[[0, -1]], ends, rtol=0, atol=1e-3):
+        points = ", ".join(f"{point:g}".replace("-", "−") for point in PROBES)
+        raise ValueError(f"`cdf` must rise from 0 to 1, elementwise; at {points} got {values.tolist()}.")
     rest = survival or ((lambda z: cdf(-z)) if symmetric else (lambda z: 1 - cdf(z)))
-    # Where F is 0 or 1 to rounding its formula may overflow in the derivative, as exp(−exp(−z)) does: not asked there.
+    # Where F is 0 or 1 to rounding, the derivative of its formula may overflow, as that of exp(−exp(−z)) does. So no
+    # function is called there.
     low = _quantile(cdf, UNDERFLOW)
     high = -_quantile(lambda z: rest(-z), UNDERFLOW if symmetric or survival else torch.finfo(torch.float64).eps)
 
     def bounded(fn: Elementwise) -> Elementwise:
         return lambda z: fn(z.clamp(low, high))
 
-    def given_density(z: Tensor) -> Tensor:
-        assert density is not None
-        return torch.where((z < low) | (z > high), 0.0, density(z.clamp(low, high)))
+    def given(density: Elementwise) -> Elementwise:
+        return lambda z: torch.where((z < low) | (z > high), 0.0, density(z.clamp(low, high)))
 
     made = cdfs.Cdf(
         f"{name or getattr(cdf, '__name__', type(cdf).__name__)}#{_fingerprint(bounded(cdf))}",
         bounded(cdf),
         bounded(rest),
-        given_density if density else derivative(bounded(cdf)),
+        given(density) if density else derivative(bounded(cdf)),
         quantile,
         0.0 if symmetric else _quantile(cdf, 0.5),
         smooth,
@@ -89,17 +92,9 @@ class CustomRelaxation:
         self.__name__ = cdf.name
 
     def __call__(
-        self,
-        x: Tensor,
-        k: float | Tensor,
-        *,
-        dim: int = -1,
-        temperature: float | Tensor = 1.0,
-        mask: Tensor | None = None,
-        costs: Tensor | None = None,
+        self, x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None, costs: Costs = None
     ) -> Tensor:
         """Return a soft k-hot tensor like `x`; arguments as for `khot.sigmoid_topk`."""
-        _check.call(x, k, dim, temperature, mask, costs)
         return relax(self._cdf, x, k, dim, temperature, mask, costs)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -109,17 +104,9 @@ class CustomRelaxation:
         return f"<khot.relaxation {self.__name__}>"
 
 
-def _require_cdf(values: Tensor) -> None:
-    ends = _points((0.0, 1.0)).to(values.dtype)
-    if not (values.diff() >= 0).all() or not torch.allclose(values[[0, -1]], ends, rtol=0, atol=1e-3):
-        points = ", ".join(f"{point:g}".replace("-", "−") for point in PROBES)
-        raise ValueError(f"`cdf` must rise from 0 to 1, elementwise; at {points} got {values.tolist()}.")
-
-
 def _fingerprint(cdf: Elementwise) -> str:
-    """Return a short hash of F's values: the same function has the same in every process, another one another."""
-    grid = torch.linspace(-8, 8, 33, dtype=torch.float64, device="cpu")
-    values = cdf(grid.sinh())
+    """Return a short hash of F's values: the same function has the same hash in every process, another has another."""
+    values = cdf(torch.linspace(-8, 8, 33, dtype=torch.float64, device="cpu").sinh())
     return hashlib.sha256(",".join(f"{v:.5e}" for v in values.tolist()).encode()).hexdigest()[:8]
 
 

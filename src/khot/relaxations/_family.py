@@ -1,12 +1,14 @@
 """σ_k and its siblings: y = F((x − τ)/T) with τ such that Σ y = k, one function for each cdf F."""
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from .. import _check, _shape, ops
 from .._math import cdfs, threshold
+from .._math.cdfs import Cdf
+from .._shape import Costs, Mask, PerRow
 
 MOST_P = 20.0  # for larger p, y = 2e-16 has a margin below the smallest float64, and some rows have no solution
 
@@ -15,36 +17,22 @@ class Relaxation(Protocol):
     """A function like `sigmoid_topk`."""
 
     def __call__(
-        self,
-        x: Tensor,
-        k: float | Tensor,
-        *,
-        dim: int = -1,
-        temperature: float | Tensor = 1.0,
-        mask: Tensor | None = None,
-        costs: Tensor | None = None,
+        self, x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None, costs: Costs = None
     ) -> Tensor:
         """Return a soft k-hot tensor like `x`."""
-        ...
 
 
 def sigmoid_topk(
-    x: Tensor,
-    k: float | Tensor,
-    *,
-    dim: int = -1,
-    temperature: float | Tensor = 1.0,
-    mask: Tensor | None = None,
-    costs: Tensor | None = None,
+    x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None, costs: Costs = None
 ) -> Tensor:
-    """Soft top-k: a point of [0, 1]ⁿ that sums to k, and is large where the scores are.
+    """Return soft top-k: numbers in [0, 1] that sum to k and are large where the scores are large.
 
     `σ_k(x) = σ((x − τ)/T)` with τ such that `Σ σ_k(x) = k`; equally `argmax_{π ∈ Δ_k} ⟨x, π⟩ + T·H(π)`, where H is
     the sum of binary entropies.
 
     Args:
         x: scores, (…, n) with n at `dim`. −inf is never chosen; +inf always is (more than k of them share k equally).
-        k: how many to choose, 0 ≤ k ≤ n, whole or fractional: a number, or a tensor that broadcasts to the shape of
+        k: how many to choose, 0 ≤ k ≤ n, integer or fractional: a number, or a tensor that broadcasts to the shape of
             `x` without `dim`.
         dim: the dimension to choose along.
         temperature: T > 0, larger is softer: a number, or a tensor that broadcasts like `k`.
@@ -55,13 +43,12 @@ def sigmoid_topk(
         A tensor like `x`, with entries in [0, 1] that sum to k along `dim` within 1e-6·max(k, 1) (float32) or
         1e-12·max(k, 1) (float64; 1e-9 where |x|/T > 100). Masked and −inf entries are exactly 0. Half precision is
         computed in float32 and rounded once. Smooth, with gradients of every order to `x`, `k` and `temperature`; a
-        saturated row has gradient 0 in `x`. Scores of +inf have no derivative; more than k of them are treated as
-        equal scores. O(n) time, without sorting; on the CPU, with the native kernel, the same bits at any number of
-        threads.
+        saturated row has gradient 0 in `x`. Scores of +inf have no derivative; more than k of them are treated as equal
+        scores. O(n) time, without sorting; on the CPU, with the native kernel, the same bits at any number of threads.
 
-        Tensor values are not read on the host, so a row that cannot be satisfied (k out of range, fewer allowed
-        entries than k, a temperature that is not positive, NaN in `x`) is NaN, and that row only; on accelerators
-        also one that 64 steps do not solve (scores that span some ten decades of T).
+        Tensor values are not read on the host, so a row that cannot be satisfied (k out of range, fewer allowed entries
+        than k, a temperature that is not positive, NaN in `x`) is NaN, and that row only. On accelerators, so is a row
+        that 64 steps do not solve (scores that span about ten decades of T).
 
     Examples:
         >>> x = torch.tensor([2.0, 1.0, 0.0, -1.0])
@@ -72,29 +59,20 @@ def sigmoid_topk(
         >>> sigmoid_topk(x, 2, mask=torch.tensor([True, False, True, True]))
         tensor([0.9335, 0.0000, 0.6551, 0.4114])
 
-    Reference: Wijk et al., "Differentiable Top-k: From One-Hot to k-Hot" (2025); the same operator is the LML layer of
-    Amos et al. (2019).
+    Reference: Wijk et al., "Differentiable Top-k: From One-Hot to k-Hot" (2025); also the LML of Amos et al. (2019).
     """
-    _check.call(x, k, dim, temperature, mask, costs)
     return relax(cdfs.SIGMOID, x, k, dim, temperature, mask, costs)
 
 
 def laplace_topk(
-    x: Tensor,
-    k: float | Tensor,
-    *,
-    dim: int = -1,
-    temperature: float | Tensor = 1.0,
-    mask: Tensor | None = None,
-    costs: Tensor | None = None,
+    x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None, costs: Costs = None
 ) -> Tensor:
-    """Soft top-k with the Laplace cdf: the relaxation of LapSum.
+    """Return soft top-k with the Laplace cdf, the relaxation of LapSum.
 
     `F(z) = ½e^z` for z ≤ 0, `1 − ½e^{−z}` above; `τ` such that `Σ F((x − τ)/T) = k`.
 
     Args:
-        x: scores, (…, n) with n at `dim`.
-        k, dim, temperature, mask, costs: as for `sigmoid_topk`.
+        x, k, dim, temperature, mask, costs: as for `sigmoid_topk`; x is (…, n).
 
     Returns:
         As `sigmoid_topk`. Exponential tails, as σ_k's; F′ has a corner at the threshold, so second derivatives jump
@@ -106,26 +84,18 @@ def laplace_topk(
 
     Reference: Struski et al., "LapSum: one method to differentiate them all" (2025).
     """
-    _check.call(x, k, dim, temperature, mask, costs)
     return relax(cdfs.LAPLACE, x, k, dim, temperature, mask, costs)
 
 
 def normal_topk(
-    x: Tensor,
-    k: float | Tensor,
-    *,
-    dim: int = -1,
-    temperature: float | Tensor = 1.0,
-    mask: Tensor | None = None,
-    costs: Tensor | None = None,
+    x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None, costs: Costs = None
 ) -> Tensor:
-    """Soft top-k with the normal cdf, "probit top-k".
+    """Return soft top-k with the normal cdf, "probit top-k".
 
     `F = Φ`; `τ` such that `Σ Φ((x − τ)/T) = k`.
 
     Args:
-        x: scores, (…, n) with n at `dim`.
-        k, dim, temperature, mask, costs: as for `sigmoid_topk`.
+        x, k, dim, temperature, mask, costs: as for `sigmoid_topk`; x is (…, n).
 
     Returns:
         As `sigmoid_topk`. Smooth; light tails, so that scores far from the threshold get no gradient. A row whose
@@ -135,26 +105,18 @@ def normal_topk(
         >>> normal_topk(torch.tensor([2.0, 1.0, 0.0, -1.0]), 2)
         tensor([0.9332, 0.6915, 0.3085, 0.0668])
     """
-    _check.call(x, k, dim, temperature, mask, costs)
     return relax(cdfs.NORMAL, x, k, dim, temperature, mask, costs)
 
 
 def cauchy_topk(
-    x: Tensor,
-    k: float | Tensor,
-    *,
-    dim: int = -1,
-    temperature: float | Tensor = 1.0,
-    mask: Tensor | None = None,
-    costs: Tensor | None = None,
+    x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None, costs: Costs = None
 ) -> Tensor:
-    """Soft top-k with the Cauchy cdf: heavy tails, and gradients that reach far.
+    """Return soft top-k with the Cauchy cdf, which has heavy tails and gradients that reach far.
 
     `F(z) = ½ + atan(z)/π`; `τ` such that `Σ F((x − τ)/T) = k`.
 
     Args:
-        x: scores, (…, n) with n at `dim`.
-        k, dim, temperature, mask, costs: as for `sigmoid_topk`.
+        x, k, dim, temperature, mask, costs: as for `sigmoid_topk`; x is (…, n).
 
     Returns:
         As `sigmoid_topk`. Smooth; y falls as 1/|z| and its gradient as 1/z², so that a hard result needs a far smaller
@@ -165,26 +127,18 @@ def cauchy_topk(
         >>> cauchy_topk(torch.tensor([2.0, 1.0, 0.0, -1.0]), 2)
         tensor([0.8128, 0.6476, 0.3524, 0.1872])
     """
-    _check.call(x, k, dim, temperature, mask, costs)
     return relax(cdfs.CAUCHY, x, k, dim, temperature, mask, costs)
 
 
 def euclidean_topk(
-    x: Tensor,
-    k: float | Tensor,
-    *,
-    dim: int = -1,
-    temperature: float | Tensor = 1.0,
-    mask: Tensor | None = None,
-    costs: Tensor | None = None,
+    x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None, costs: Costs = None
 ) -> Tensor:
-    """The Euclidean projection of x/T on the capped simplex: sparse, with exact zeros and ones.
+    """Return the Euclidean projection of x/T on the capped simplex: sparse, with exact zeros and ones.
 
     `argmin_{y ∈ Δ_k} ‖y − x/T‖²`, which is `clip((x − τ)/T, 0, 1)` with `Σ y = k`.
 
     Args:
-        x: scores, (…, n) with n at `dim`.
-        k, dim, temperature, mask, costs: as for `sigmoid_topk`.
+        x, k, dim, temperature, mask, costs: as for `sigmoid_topk`; x is (…, n).
 
     Returns:
         As `sigmoid_topk`, but piecewise linear. Differentiable where no entry is at a corner, z = 0 or 1; there the
@@ -197,27 +151,25 @@ def euclidean_topk(
 
     Reference: Wang and Lu, "Projection onto the capped simplex" (2015); it is also the budget layer of entmax.
     """
-    _check.call(x, k, dim, temperature, mask, costs)
     return relax(cdfs.EUCLIDEAN, x, k, dim, temperature, mask, costs)
 
 
 def power_topk(
     x: Tensor,
-    k: float | Tensor,
+    k: PerRow,
     *,
     p: float = 4 / 3,
     dim: int = -1,
-    temperature: float | Tensor = 1.0,
-    mask: Tensor | None = None,
-    costs: Tensor | None = None,
+    temperature: PerRow = 1.0,
+    mask: Mask = None,
+    costs: Costs = None,
 ) -> Tensor:
-    """Soft top-k regularised with the p-norm: sparse, and for p < 2 smooth where it meets 0.
+    """Return soft top-k regularised with the p-norm: sparse, and for p < 2 smooth where it meets 0.
 
     `argmax_{y ∈ Δ_k} ⟨x, y⟩ − (T/p)·Σ y^p`, which is `clip((x − τ)/T, 0, 1)^{1/(p−1)}` with `Σ y = k`.
 
     Args:
-        x: scores, (…, n) with n at `dim`.
-        k, dim, temperature, mask, costs: as for `sigmoid_topk`.
+        x, k, dim, temperature, mask, costs: as for `sigmoid_topk`; x is (…, n).
         p: the norm, 1 < p ≤ 20; 2 is `euclidean_topk`.
 
     Returns:
@@ -233,63 +185,35 @@ def power_topk(
     _check.above("p", p, 1)
     if p > MOST_P:
         raise ValueError(f"`p` must satisfy 1 < p ≤ {MOST_P:g}, because y jumps for larger p; got {p}.")
+    return relax(cdfs.EUCLIDEAN if p == 2 else cdfs.power(float(p)), x, k, dim, temperature, mask, costs)
+
+
+def relax(cdf: Cdf, x: Tensor, k: PerRow, dim: int, temperature: PerRow, mask: Mask, costs: Costs) -> Tensor:
+    """Check the arguments of a relaxation, and return y = F(z) like `x`."""
     _check.call(x, k, dim, temperature, mask, costs)
-    if p == 2:
-        return relax(cdfs.EUCLIDEAN, x, k, dim, temperature, mask, costs)
-    # Above 2, F is vertical at 0: small y need margins that float32 does not have.
-    dtype = torch.float64 if p > 2 else None
-    return relax(cdfs.power(float(p)), x, k, dim, temperature, mask, costs, dtype)
-
-
-class Margins(NamedTuple):
-    """A solved call."""
-
-    z: Tensor
-    """(…, n) margins (x − τ)/T, ±inf where y is exactly 1 or 0."""
-    rows: _shape.Rows
-    """What they belong to, with k and T as tensors; with costs c, the scores are x/c."""
-    costs: Tensor | None
-    """(…, n), if there are any."""
-
-
-def relax(
-    cdf: cdfs.Cdf,
-    x: Tensor,
-    k: float | Tensor,
-    dim: int,
-    temperature: float | Tensor,
-    mask: Tensor | None,
-    costs: Tensor | None,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Return y = F(z) like `x`, computed in `dtype`: x's own, or float32 for half precision, if it is None."""
-    dtype = dtype or _shape.compute_dtype(x.dtype)
+    dtype = torch.float64 if cdf.is_vertical else _shape.compute_dtype(x.dtype)
     if costs is None and cdf.slope_at is not None:
         rows = _shape.to_rows(x, ops.constant(k), ops.constant(temperature), mask, dim, dtype)
         return _shape.from_rows(ops.topk(*rows, cdf), dim, x.dtype)
-    solved = margins(cdf, x, k, dim, temperature, mask, costs, dtype)
-    k = _shape.per_row(solved.rows.k, solved.z)
-    return _shape.from_rows(threshold.smooth_value(cdf, solved.z, k, solved.costs), dim, x.dtype)
+    z, rows, costs = margins(cdf, x, k, dim, temperature, mask, costs, dtype)
+    return _shape.from_rows(threshold.smooth_value(cdf, z, _shape.per_row(rows.k, z), costs), dim, x.dtype)
 
 
 def margins(
-    cdf: cdfs.Cdf,
-    x: Tensor,
-    k: float | Tensor,
-    dim: int,
-    temperature: float | Tensor,
-    mask: Tensor | None,
-    costs: Tensor | None,
-    dtype: torch.dtype,
-) -> Margins:
-    """Return z on the last dim, computed in `dtype`."""
+    cdf: Cdf, x: Tensor, k: PerRow, dim: int, temperature: PerRow, mask: Mask, costs: Costs, dtype: torch.dtype
+) -> tuple[Tensor, _shape.Rows, Costs]:
+    """Solve a call in `dtype`, along the last dim.
+
+    Returns:
+        The margins z = (x − τ)/T (…, n), ±inf where y is exactly 1 or 0; the rows they belong to, in which costs c make
+        the scores x/c; and the costs (…, n).
+    """
     rows = _shape.to_rows(x, k, temperature, mask, dim, dtype)
     if costs is not None:
         costs = _shape.per_entry(costs, x, dim, dtype)
         if rows.mask is not None:
-            costs = torch.where(rows.mask, costs, 1.0)  # what cannot be chosen costs nothing, whatever is written there
+            costs = torch.where(rows.mask, costs, 1.0)  # a masked cost may be anything, and counts for nothing
         infinite = rows.x.isinf()
         per_cost = torch.where(infinite, 0.0, rows.x) / costs
-        scores = torch.where(infinite, rows.x.detach(), per_cost)
-        rows = _shape.Rows(scores, rows.k, rows.temperature, rows.mask)
-    return Margins(ops.margin(rows.x, rows.k, rows.temperature, rows.mask, costs, cdf), rows, costs)
+        rows = _shape.Rows(torch.where(infinite, rows.x.detach(), per_cost), rows.k, rows.temperature, rows.mask)
+    return ops.margin(rows.x, rows.k, rows.temperature, rows.mask, costs, cdf), rows, costs

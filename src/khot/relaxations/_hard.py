@@ -1,24 +1,25 @@
-"""The hard end of the family."""
+"""Hard top-k, and the estimator that gives it a gradient."""
 
 from torch import Tensor
 
 from .. import _check, _shape, ops
+from .._shape import Mask, PerRow
 
 
-def hard_topk(x: Tensor, k: float | Tensor, *, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-    """Hard top-k: exactly k ones at the greatest scores, ties by lowest index.
+def hard_topk(x: Tensor, k: PerRow, *, dim: int = -1, mask: Mask = None) -> Tensor:
+    """Return hard top-k: exactly k ones at the largest scores, ties by lowest index.
 
     `argmax_{y ∈ {0,1}ⁿ, Σy = k} ⟨x, y⟩`.
 
     Args:
         x: scores, (…, n) with n at `dim`. −inf is never chosen.
-        k: how many, a whole number 0 ≤ k ≤ n, or a tensor that broadcasts to the shape of `x` without `dim`.
+        k: how many, an integer 0 ≤ k ≤ n, or a tensor that broadcasts to the shape of `x` without `dim`.
         dim: the dimension to choose along.
         mask: boolean, broadcasts to `x`; True = may be chosen.
 
     Returns:
         A tensor like `x` of zeros and ones, without a gradient (see `straight_through`). Tensor values are not read on
-        the host: a row that cannot be satisfied (k out of range or not whole, too few allowed entries, NaN in `x`) is
+        the host: a row that cannot be satisfied (k out of range or no integer, too few allowed entries, NaN in `x`) is
         NaN, and that row only. O(n) on the CPU with the native kernel, which selects and does not sort.
 
     Examples:
@@ -34,7 +35,7 @@ def hard_topk(x: Tensor, k: float | Tensor, *, dim: int = -1, mask: Tensor | Non
 
 
 def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
-    """The value of `hard` with the gradient of `soft`.
+    """Return the value of `hard` with the gradient of `soft`.
 
     Args:
         hard: any shape; its own gradient is dropped.

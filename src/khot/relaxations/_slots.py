@@ -1,4 +1,4 @@
-"""k slots instead of one mask: ordered soft top-k, Successive Halving, and the iterative softmax before it."""
+"""k slots instead of one mask: ordered soft top-k, Successive Halving, and the iterative softmax that preceded it."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .. import _check, _shape
 from .._math import halving, select
+from .._shape import Mask, PerRow
 from .._torch import no_autocast
 from ..boosts import Boost, double_exp
 from ._family import sigmoid_topk
@@ -19,41 +20,35 @@ def ordered_topk(
     *,
     relaxation: Callable[..., Tensor] = sigmoid_topk,
     dim: int = -1,
-    temperature: float | Tensor = 1.0,
-    mask: Tensor | None = None,
+    temperature: PerRow = 1.0,
+    mask: Mask = None,
 ) -> Tensor:
-    """Soft slots: row j is a distribution over the entries that is peaked at the j-th greatest score.
+    """Return k soft slots: row j is a distribution over the entries with its peak at the j-th largest score.
 
-    The ladder `P_j = f(x, j) − f(x, j − 1)`, j = 1 … k, of a relaxation f. For σ_k it needs a temperature well below
-    the spacing of the scores.
+    `P_j = f(x, j) − f(x, j − 1)`, j = 1 … k, for a relaxation f. σ_k needs a temperature well below the spacing of the
+    scores for this.
 
     Args:
         x: scores, (…, n) with n at `dim`.
-        k: how many slots, a whole number 0 ≤ k ≤ n.
+        k: how many slots, an integer 0 ≤ k ≤ n.
         relaxation: the f, a function like `sigmoid_topk`.
         dim, temperature, mask: as for `sigmoid_topk`.
 
     Returns:
         (…, k, n), whatever `dim` was: nonnegative, rows sum to 1 (to a rounding of k), columns to `f(x, k)`; for T → 0
-        row j is one-hot at the j-th greatest score. One solve of k rows for each row of `x`.
+        row j is one-hot at the j-th largest score. One solve of k rows for each row of `x`.
 
     Examples:
         >>> ordered_topk(torch.tensor([0.0, 2.0, 1.0]), 2, temperature=0.1)
         tensor([[3.0590e-07, 9.9331e-01, 6.6927e-03],
                 [6.6927e-03, 6.6927e-03, 9.8661e-01]])
     """
-    _check_slots(x, k, dim, temperature, mask)
+    _check.integer("k", k)
+    _check.call(x, k, dim, temperature, mask)
     return _ladder(x, k, relaxation, dim, temperature, mask).to(x.dtype)
 
 
-def _ladder(
-    x: Tensor,
-    k: int,
-    relaxation: Callable[..., Tensor],
-    dim: int,
-    temperature: float | Tensor,
-    mask: Tensor | None,
-) -> Tensor:
+def _ladder(x: Tensor, k: int, relaxation: Callable[..., Tensor], dim: int, temperature: PerRow, mask: Mask) -> Tensor:
     """Return the slots in the compute dtype: in half precision they would be differences of rounded numbers."""
     rows = _shape.last(x.to(_shape.compute_dtype(x.dtype)), dim).unsqueeze(-2)
     steps = torch.arange(1, k + 1, dtype=torch.float64, device=x.device)
@@ -67,45 +62,40 @@ def _ladder(
     return (ladder - below).clamp(min=0)
 
 
-def _check_slots(x: Tensor, k: int, dim: int, temperature: float | Tensor, mask: Tensor | None) -> None:
-    _check.scores(x, dim)
-    _check.whole("k", k, x.shape[dim], f"size of dim {dim}")
-    _check.temperature(temperature, x, dim)
-    _check.mask(mask, x)
-
-
 class SoftTopK(NamedTuple):
     """The result of `soft_topk`."""
 
     values: Tensor
     """The soft sorted values, with k in the place of n."""
     indices: Tensor
-    """Where the k greatest scores are, as from `torch.topk`; ties by lowest index."""
+    """Where the k largest scores are, as from `torch.topk`; ties by lowest index."""
     weights: Tensor
     """(…, k, n), the slots: values are weights times scores."""
 
 
-def soft_topk(
-    x: Tensor, k: int, *, dim: int = -1, temperature: float | Tensor = 1.0, mask: Tensor | None = None
-) -> SoftTopK:
-    """`torch.topk` with soft values: the k greatest scores in falling order, differentiable in all of them.
+def soft_topk(x: Tensor, k: int, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None) -> SoftTopK:
+    """Return the k largest scores in falling order, like `torch.topk`, but soft: differentiable in all scores.
 
-    `values = P x` with `P = ordered_topk(x, k)`.
+    `values = P x` with `P = ordered_topk(x, k)`. Each value is a mean of scores, and the default temperature 1 suits
+    scores that lie about 10 apart: for closer ones set `temperature` to a tenth of their spacing, as in the examples.
 
     Args:
-        x: scores, (…, n) with n at `dim`.
-        k: how many, a whole number 0 ≤ k ≤ n.
-        dim, temperature, mask: as for `ordered_topk`.
+        x, k, dim, mask: as for `ordered_topk`; x is (…, n).
+        temperature: T > 0; about a tenth of the spacing of the scores gives values near those of `torch.topk`.
 
     Returns:
         values, indices and weights. The values tend to those of `torch.topk` as T → 0. A score of −inf weighs nothing,
         and a slot in which +inf has a share is +inf.
 
     Examples:
-        >>> soft_topk(torch.tensor([0.0, 2.0, 1.0]), 2, temperature=0.1)[:2]
-        (tensor([1.9933, 1.0000]), tensor([1, 2]))
+        >>> x = torch.tensor([3.0, 2.0, 1.0, 0.0, -1.0])  # spacing 1
+        >>> soft_topk(x, 2, temperature=0.1).values  # torch.topk: 3, 2
+        tensor([2.9933, 2.0000])
+        >>> soft_topk(x, 2).values  # at the default temperature the slots are means of all five scores
+        tensor([2.2315, 1.6679])
     """
-    _check_slots(x, k, dim, temperature, mask)
+    _check.integer("k", k)
+    _check.call(x, k, dim, temperature, mask)
     weights = _ladder(x, k, sigmoid_topk, dim, temperature, mask)
     rows = _shape.last(x.to(weights.dtype), dim)
     if mask is not None:
@@ -124,20 +114,15 @@ class Selection(NamedTuple):
     values: Tensor
     """(…, k, d), the chosen embeddings: weights times embeddings."""
     scores: Tensor
-    """(…, k), theirs: weights times scores."""
+    """(…, k), their scores: weights times scores."""
     weights: Tensor | None
     """(…, k, n), rows that sum to 1; None if they were not asked for."""
 
 
 def successive_halving_topk(
-    embeddings: Tensor,
-    scores: Tensor,
-    k: int,
-    *,
-    boost: Boost | None = None,
-    with_weights: bool = True,
+    embeddings: Tensor, scores: Tensor, k: int, *, boost: Boost | None = None, with_weights: bool = True
 ) -> Selection:
-    """Successive Halving: pair the i-th best with the i-th worst, replace pairs by weighted means, until k are left.
+    """Select by Successive Halving: pair the i-th best and the i-th worst, replace pairs by means until k are left.
 
     A pair's weights are `σ(boost(a, b))` and the rest; the order is not differentiated.
 
@@ -163,16 +148,15 @@ def successive_halving_topk(
     dtype, inner = scores.dtype, _shape.compute_dtype(scores.dtype)
     played = halving.tournament(embeddings.to(inner), scores.to(inner), k, boost or double_exp(20.0))
     values, left, members, shares = played
-    if not with_weights:
-        return Selection(values.to(dtype), left.to(dtype), None)
-    n = scores.shape[-1]
-    weights = shares.new_zeros(*shares.shape[:-1], n)
-    weights = weights.scatter_add(-1, members.clamp(max=n - 1), torch.where(members < n, shares, 0.0))
-    return Selection(values.to(dtype), left.to(dtype), weights.to(dtype))
+    weights, n = None, scores.shape[-1]
+    if with_weights:
+        weights = shares.new_zeros(*shares.shape[:-1], n)
+        weights = weights.scatter_add(-1, members.clamp(max=n - 1), torch.where(members < n, shares, 0.0)).to(dtype)
+    return Selection(values.to(dtype), left.to(dtype), weights)
 
 
-def iterative_topk(embeddings: Tensor, scores: Tensor, k: int, *, alpha: float | Tensor = 1.0) -> Selection:
-    """The iterative softmax of Goyal et al.: slot i is a softmax around the i-th greatest score, without those before.
+def iterative_topk(embeddings: Tensor, scores: Tensor, k: int, *, alpha: PerRow = 1.0) -> Selection:
+    """Select by the iterative softmax of Goyal et al.: slot i is a softmax around the i-th largest score and below it.
 
     `softmax(−α(v − v₍ᵢ₎)²)` over the entries of rank ≥ i.
 
@@ -181,7 +165,7 @@ def iterative_topk(embeddings: Tensor, scores: Tensor, k: int, *, alpha: float |
         scores: (…, n), of the same batch shape.
         k: how many, 1 ≤ k ≤ n.
         alpha: α > 0, the sharpness: of the order of the inverse squared spacing of the scores. At 1, with scores in
-            [0, 1], it is all but a plain mean. A tensor must broadcast to the batch shape.
+            [0, 1], the result is almost a plain mean. A tensor must broadcast to the batch shape.
 
     Returns:
         values, scores, weights. Differentiable in both inputs where no scores tie; O(nk).
@@ -215,8 +199,7 @@ def iterative_topk(embeddings: Tensor, scores: Tensor, k: int, *, alpha: float |
 def _check_selection(embeddings: Tensor, scores: Tensor, k: int) -> None:
     """Raise unless (…, n, d) embeddings, (…, n) scores and 1 ≤ k ≤ n go together."""
     _check.vectors("embeddings", embeddings)
-    if not isinstance(scores, Tensor) or not scores.is_floating_point():
-        raise TypeError(f"`scores` must be a floating torch.Tensor; got {type(scores).__name__}.")
+    _check.floating("scores", scores)
     if scores.shape != embeddings.shape[:-1]:
         want, got = tuple(embeddings.shape[:-1]), tuple(scores.shape)
         raise ValueError(f"`scores` must have the shape of `embeddings` without its last dim, {want}; got {got}.")

@@ -1,4 +1,4 @@
-"""What follows from the threshold of σ_k: its logarithm, the threshold itself, and losses."""
+"""Functions of the threshold of σ_k: the logarithm of σ_k, the threshold itself, and losses."""
 
 import torch
 from torch import Tensor
@@ -6,24 +6,17 @@ from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 from .. import _check, _shape
 from .._math import cdfs
-from ._family import Margins, margins, sigmoid_topk
+from .._shape import Mask, PerRow
+from ._family import margins, sigmoid_topk
 
 
-def log_sigmoid_topk(
-    x: Tensor,
-    k: float | Tensor,
-    *,
-    dim: int = -1,
-    temperature: float | Tensor = 1.0,
-    mask: Tensor | None = None,
-) -> Tensor:
-    """The logarithm of `sigmoid_topk`, accurate where the probability underflows.
+def log_sigmoid_topk(x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None) -> Tensor:
+    """Return the logarithm of `sigmoid_topk`, accurate where the probability underflows.
 
     `log σ_k(x) = −log(1 + e^{−(x − τ)/T})`, computed in float64.
 
     Args:
-        x: scores, (…, n) with n at `dim`.
-        k, dim, temperature, mask: as for `sigmoid_topk`.
+        x, k, dim, temperature, mask: as for `sigmoid_topk`; x is (…, n).
 
     Returns:
         A tensor like `x`, ≤ 0, −inf at masked entries, with a relative error of a rounding of x's dtype whatever the
@@ -35,24 +28,17 @@ def log_sigmoid_topk(
         tensor([-500.0000, -510.0000])
     """
     _check.call(x, k, dim, temperature, mask)
-    return _shape.from_rows(logsigmoid(_margins(x, k, dim, temperature, mask).z), dim, x.dtype)
+    z, _, _ = margins(cdfs.SIGMOID, x, k, dim, temperature, mask, None, torch.float64)
+    return _shape.from_rows(logsigmoid(z), dim, x.dtype)
 
 
-def threshold(
-    x: Tensor,
-    k: float | Tensor,
-    *,
-    dim: int = -1,
-    temperature: float | Tensor = 1.0,
-    mask: Tensor | None = None,
-) -> Tensor:
-    """The threshold τ of `sigmoid_topk`: the score that would be chosen with probability one half.
+def threshold(x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None) -> Tensor:
+    """Return the threshold τ of `sigmoid_topk`: the score that would be chosen with probability one half.
 
     `Σ σ((x − τ)/T) = k`.
 
     Args:
-        x: scores, (…, n) with n at `dim`.
-        k, dim, temperature, mask: as for `sigmoid_topk`.
+        x, k, dim, temperature, mask: as for `sigmoid_topk`; x is (…, n).
 
     Returns:
         τ, of the shape of `x` without `dim`, computed in float64 and rounded to x's dtype; +inf where k = 0, −inf where
@@ -64,30 +50,23 @@ def threshold(
         tensor(0.5000)
     """
     _check.call(x, k, dim, temperature, mask)
-    z, rows, _ = _margins(x, k, dim, temperature, mask)
+    z, rows, _ = margins(cdfs.SIGMOID, x, k, dim, temperature, mask, None, torch.float64)
     if z.shape[-1] == 0:
         return (_shape.per_row(rows.k, z) + torch.inf).to(x.dtype)
-    # τ = x_i − T·z_i for whichever i; the smallest |z| rounds least. Scores that can tell nothing come last.
+    # τ = x_i − T·z_i for any i; the smallest |z| rounds least. Entries of which both are infinite come last.
     scores = rows.x if rows.mask is None else rows.x.masked_fill(~rows.mask, -torch.inf)
     rank = z.abs().clamp(max=torch.finfo(z.dtype).max).masked_fill(z.isinf() & scores.isinf(), torch.inf)
     index = rank.argmin(-1, keepdim=True)
     z, score = z.gather(-1, index).squeeze(-1), scores.gather(-1, index).squeeze(-1)
     is_infinite = z.isinf()
-    limit = -z.detach()
     value = torch.where(is_infinite, 0.0, score) - rows.temperature * torch.where(is_infinite, 0.0, z)
-    return torch.where(is_infinite, limit, value).to(x.dtype)
+    return torch.where(is_infinite, -z.detach(), value).to(x.dtype)
 
 
 def khot_cross_entropy(
-    x: Tensor,
-    target: Tensor,
-    *,
-    dim: int = -1,
-    temperature: float | Tensor = 1.0,
-    mask: Tensor | None = None,
-    reduction: str = "mean",
+    x: Tensor, target: Tensor, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None, reduction: str = "mean"
 ) -> Tensor:
-    """Cross-entropy for k-hot targets: per row, the loss whose gradient is `sigmoid_topk(x, k) − target`.
+    """Return the cross-entropy for k-hot targets: per row, the loss with the gradient `sigmoid_topk(x, k) − target`.
 
     The Fenchel–Young loss of σ_k, `T·Σ KL(y_i ‖ σ_k(x)_i)` with binary KL and `k = Σ y`, one k per row.
 
@@ -112,13 +91,10 @@ def khot_cross_entropy(
 
     Reference: Blondel, Martins and Niculae, "Learning with Fenchel–Young losses" (2020).
     """
-    _check.scores(x, dim)
+    _check.call(x, 0, dim, temperature, mask)  # k is a sum of values, which are not read
     _check.same_shape("target", target, x, "x")
-    _check.temperature(temperature, x, dim)
-    _check.mask(mask, x)
-    _check.one_of("reduction", reduction, ("mean", "sum", "none"))
     y = _shape.per_entry(target, x, dim, torch.float64)
-    z, rows, _ = _margins(x, y.sum(-1), dim, temperature, mask)
+    z, rows, _ = margins(cdfs.SIGMOID, x, y.sum(-1), dim, temperature, mask, None, torch.float64)
     # T·KL(y ‖ σ(z)) is a binary cross-entropy less the entropy of y; a margin of ±inf is right or infinitely wrong.
     is_certain = z.isinf()
     terms = binary_cross_entropy_with_logits(torch.where(is_certain, 0.0, z), y, reduction="none")
@@ -134,14 +110,14 @@ def khot_cross_entropy(
 def precision_at_k_loss(
     x: Tensor,
     target: Tensor,
-    k: float | Tensor,
+    k: PerRow,
     *,
     dim: int = -1,
-    temperature: float | Tensor = 1.0,
-    mask: Tensor | None = None,
+    temperature: PerRow = 1.0,
+    mask: Mask = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """1 − the share of relevant entries among the k chosen, softly.
+    """Return 1 − the share of relevant entries among the k chosen, softly.
 
     `1 − Σ y·σ_k(x)/k`.
 
@@ -161,27 +137,26 @@ def precision_at_k_loss(
     """
     if not isinstance(k, Tensor):
         _check.above("k", k, 0)
-    hits, count, _ = _hits(x, target, k, dim, temperature, mask, reduction)
+    hits, count, _ = _hits(x, target, k, dim, temperature, mask)
     return _reduced(1 - hits / count, reduction, x.dtype)
 
 
 def recall_at_k_loss(
     x: Tensor,
     target: Tensor,
-    k: float | Tensor,
+    k: PerRow,
     *,
     dim: int = -1,
-    temperature: float | Tensor = 1.0,
-    mask: Tensor | None = None,
+    temperature: PerRow = 1.0,
+    mask: Mask = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """1 − the share of the relevant entries that are among the k chosen, softly.
+    """Return 1 − the share of the relevant entries that are among the k chosen, softly.
 
     `1 − Σ y·σ_k(x)/Σ y`.
 
     Args:
-        x: scores, (…, n) with n at `dim`.
-        target, k, dim, temperature, mask, reduction: as for `precision_at_k_loss`.
+        x, target, k, dim, temperature, mask, reduction: as for `precision_at_k_loss`; x is (…, n).
 
     Returns:
         The loss, in [0, 1]; it tends to 1 − recall@k as T → 0. A row with nothing relevant has loss 0.
@@ -190,34 +165,22 @@ def recall_at_k_loss(
         >>> recall_at_k_loss(torch.tensor([2.0, 1.0, 0.0, -1.0]), torch.tensor([1, 0, 1, 1]), 2, temperature=0.1)
         tensor(0.6644)
     """
-    hits, _, relevant = _hits(x, target, k, dim, temperature, mask, reduction)
+    hits, _, relevant = _hits(x, target, k, dim, temperature, mask)
     loss = 1 - hits / torch.where(relevant == 0, 1.0, relevant)
     return _reduced(torch.where(relevant == 0, 0.0, loss), reduction, x.dtype)
 
 
 def _hits(
-    x: Tensor,
-    target: Tensor,
-    k: float | Tensor,
-    dim: int,
-    temperature: float | Tensor,
-    mask: Tensor | None,
-    reduction: str,
+    x: Tensor, target: Tensor, k: PerRow, dim: int, temperature: PerRow, mask: Mask
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Σ y·σ_k, k and Σ y by row."""
+    """Return Σ y·σ_k, k and Σ y by row."""
     _check.call(x, k, dim, temperature, mask)
     _check.same_shape("target", target, x, "x")
-    _check.one_of("reduction", reduction, ("mean", "sum", "none"))
-    y = target.to(torch.float64)
-    if mask is not None:
-        y = torch.where(mask, y, 0.0)
+    y = target.to(torch.float64) if mask is None else torch.where(mask, target.to(torch.float64), 0.0)
     hits = (y * sigmoid_topk(x, k, dim=dim, temperature=temperature, mask=mask)).sum(dim)
     return hits, torch.as_tensor(k, dtype=torch.float64, device=x.device), y.sum(dim)
 
 
 def _reduced(loss: Tensor, reduction: str, dtype: torch.dtype) -> Tensor:
+    _check.one_of("reduction", reduction, ("mean", "sum", "none"))
     return (loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.mean()).to(dtype)
-
-
-def _margins(x: Tensor, k: float | Tensor, dim: int, temperature: float | Tensor, mask: Tensor | None) -> Margins:
-    return margins(cdfs.SIGMOID, x, k, dim, temperature, mask, None, torch.float64)
