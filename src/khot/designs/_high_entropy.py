@@ -16,7 +16,7 @@ from torch.nn.functional import logsigmoid
 from .. import ops
 from .._math import high_entropy, natural, order_sampling, subsets
 from ..relaxations import hard_topk
-from ._design import Design, is_out, outer
+from ._design import Design, is_out
 from ._parameters import logit
 
 MOST_DRAWN = 12  # the largest k for which `Brewer` has probabilities of subsets: they take 2^k steps
@@ -222,13 +222,12 @@ class WeightedProduct(Design):
 
     def joint_probs(self) -> Tensor:
         """Return the joint inclusion probabilities, (*batch, n, n), in O(n²)."""
-        p, theta, c, norm, is_certain = self._solved()
-        joint = subsets.joint(subsets.counts(theta, self._sizes), c) / norm[..., None, None]
-        return torch.where(is_certain[..., None, None], outer(p), joint).to(self.parameter.dtype)
+        _, theta, c, _ = self._solved()
+        return subsets.joint(subsets.counts(theta, self._sizes), c).to(self.parameter.dtype)
 
     def variance_of_sum(self, weights: Tensor) -> Tensor:
         """Return Var(Σ a_i x_i), (*batch), in O(n): the second derivative of log E[exp(ε Σ a_i x_i)] at ε = 0."""
-        p, theta, c, _, is_certain = self._solved()
+        p, theta, c, is_certain = self._solved()
         a = (weights.to(torch.float64) - torch.zeros_like(p)).requires_grad_(False)
         a = torch.where(theta.isfinite(), a, 0.0)
         is_wanted = torch.is_grad_enabled() and theta.requires_grad
@@ -242,17 +241,18 @@ class WeightedProduct(Design):
         return torch.where(is_certain, 0.0, variance).to(self.parameter.dtype)
 
     def _log_prob(self, value: Tensor) -> Tensor:
-        p, theta, c, norm, is_certain = self._solved()
-        log_total = log_normaliser(theta, self._sizes)[0] + norm.log()
-        log = (value * torch.where(theta.isfinite(), theta, 0.0)).sum(-1)
-        log = log + subsets.safe_log((value * c).sum(-1)) - log_total
+        p, theta, c, is_certain = self._solved()
+        log = (value * torch.where(theta.isfinite(), theta, 0.0)).sum(-1) - log_normaliser(theta, self._sizes)[0]
+        log = log + subsets.safe_log((value * c).sum(-1))
         return torch.where(is_out(p, value), -torch.inf, torch.where(is_certain, 0.0, log))
 
-    def _solved(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return π, θ = logit π, c, E[Σ c x] under the law ∝ exp(θ·x), and whether nothing is left to chance."""
-        theta = logit(p := self._pi)
-        c, is_certain = self._factors(p, theta), (p == 1).sum(-1) == self._sizes
-        return p, theta, c, torch.where(is_certain, 1.0, (marginals(theta, self._sizes) * c).sum(-1)), is_certain
+    def _solved(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return π, θ = logit π, c with E[Σ c x] = 1 in the law ∝ exp(θ·x), and whether nothing is left to chance."""
+        theta, k = logit(p := self._pi), self._sizes
+        c, is_certain = self._factors(p, theta), (p == 1).sum(-1) == k
+        norm = torch.where(is_certain, 1.0, (marginals(theta, k) * c).sum(-1))
+        c = torch.where(is_certain[..., None], 1 / k.clamp(min=1)[..., None], c / norm[..., None])
+        return p, theta, c, is_certain
 
 
 class Sampford(WeightedProduct):
@@ -297,9 +297,9 @@ class Pareto(WeightedProduct):
     @property
     def mean(self) -> Tensor:
         """The inclusion probabilities of this law, which are not `probs`; (*batch, n)."""
-        p, theta, c, norm, is_certain = self._solved()
+        p, theta, c, is_certain = self._solved()
         counts = subsets.counts(theta, self._sizes)
-        mean = subsets.marginals(counts) + subsets.covariance_product(counts, c) / norm[..., None]
+        mean = subsets.marginals(counts) + subsets.covariance_product(counts, c)
         return torch.where(is_certain[..., None] | ~theta.isfinite(), p, mean.clamp(0, 1)).to(self.parameter.dtype)
 
     def _factors(self, p: Tensor, theta: Tensor) -> Tensor:
