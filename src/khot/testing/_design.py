@@ -52,8 +52,8 @@ def check_design(
         >>> check_design(Shifted(torch.tensor([0.2, 0.5, 0.5, 0.8])), draws=10_000)
         Traceback (most recent call last):
         AssertionError: not a right design:
+        - rows: an inclusion probability of a row is ...
         - frequencies: ...
-        ...
     """
     if isinstance(design, Design):
         designs = {"": design}
