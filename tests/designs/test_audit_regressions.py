@@ -40,6 +40,12 @@ def test_means_of_approximate_designs_had_no_gradient(design):
     k = torch.tensor([2, 3])
     assert torch.autograd.gradcheck(lambda t: design(logits=t, k=k).mean, (theta,))
     assert torch.autograd.gradgradcheck(lambda t: design(logits=t, k=k).mean, (theta,))
+    (expected,) = torch.autograd.grad(design(logits=theta, k=k).mean[:, 0].sum(), theta)
+    for transform in (torch.func.grad, torch.func.jacfwd):
+        got = transform(lambda t: design(logits=t, k=k).mean[:, 0].sum())(theta.detach())
+        torch.testing.assert_close(got, expected)
+    x = design(logits=theta, k=k).sample((4,), generator=generator())
+    assert torch.func.grad(lambda t: design(logits=t, k=k).log_prob(x).sum())(theta.detach()).isfinite().all()
     certain = torch.tensor([torch.inf, 0.3, -torch.inf, 1.0, -0.5], dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad(design(logits=certain, k=2).mean[1], certain)
     assert gradient.isfinite().all()

@@ -56,8 +56,9 @@ def pareto_constants(logits: Tensor, k: Tensor, step: float = 0.5) -> Tensor:
             total = total + (exponent(theta, is_open, size, y).exp()[..., None] * away).sum(-2)
         return torch.where(is_open, total, 0.0)
 
-    parts = zip(*(t.split(max(AT_ONCE // (nodes * n), 1)) for t in (theta, is_open, size, *ends)), strict=True)
-    return torch.cat([made_anew(integral, *part) for part in parts]).view(logits.shape)
+    width = max(AT_ONCE // (nodes * n), 1)
+    parts = list(zip(*(t.split(width) for t in (theta, is_open, size, *ends)), strict=True))
+    return torch.cat([made_anew(integral, len(parts), *part) for part in parts]).view(logits.shape)
 
 
 def _is_short(exponent: Tensor, is_open: Tensor) -> Tensor:

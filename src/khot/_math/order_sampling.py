@@ -114,17 +114,15 @@ def log_prob(noise: Noise, scores: Tensor, k: Tensor, subset: Tensor) -> Tensor:
     parts, chunks = [], _chunks(nodes + 1, s)
     for node in chunks:
         y = spacing.unsqueeze(-1) * node - left.unsqueeze(-1)
-        values = log_integrand(s, y) if len(chunks) == 1 else made_anew(log_integrand, s, y)
-        parts.append(values.logsumexp(-1))
+        parts.append(made_anew(log_integrand, len(chunks), s, y).logsumexp(-1))
     integral = (torch.stack(parts, -1).logsumexp(-1) + spacing.log()).clamp(max=0.0)
     return torch.where(is_random, integral, torch.where(possible, 0.0, -torch.inf))
 
 
-def made_anew(fn: Callable[..., Any], *arguments: Tensor) -> Any:
-    """Call a function of a chunk. Autograd would keep all chunks; so each is made anew when its turn comes."""
-    if not (torch.is_grad_enabled() and any(t.requires_grad for t in arguments)):
-        return fn(*arguments)
-    return checkpoint(fn, *arguments, use_reentrant=False, preserve_rng_state=False)
+def made_anew(fn: Callable[..., Any], chunks: int, *arguments: Tensor) -> Any:
+    """Call a function of one of several chunks, and again in backward: autograd would keep all of them."""
+    is_kept = chunks == 1 or not torch.is_grad_enabled() or not any(t.requires_grad for t in arguments)
+    return fn(*arguments) if is_kept else checkpoint(fn, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
 def _chunks(count: int, each: Tensor) -> list[Tensor]:
@@ -218,9 +216,10 @@ def _inclusion(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
         density = _kth_of_others(noise, z, above, k)
         return density, above * density
 
-    for part in _chunks(len(row), s[0].expand(min(s.shape[-1], 50), -1)):
+    chunks = _chunks(len(row), s[0].expand(min(s.shape[-1], 50), -1))
+    for part in chunks:
         r = row[part]
-        density, both = made_anew(at, y[part], s[r], k[r])
+        density, both = made_anew(at, len(chunks), y[part], s[r], k[r])
         mass.index_add_(0, r, density)
         total.index_add_(0, r, both)
     # The mass is 1/spacing, but for the rounding of Π φ, which `total` shares.
