@@ -90,7 +90,7 @@ def test_input_of_both_kinds_and_dtypes(kind, dtype):
         {"update": least_squares_update},
         {"update": gradient_update},
     ],
-    ids=str,
+    ids=["thresholding", "positive", "soft", "laplace", "sampled", "svd", "power", "least squares", "gradient"],
 )
 def test_coders_and_updates_are_arguments(options):
     torch.manual_seed(0)
