@@ -9,6 +9,7 @@ from torch import Generator, Tensor
 
 from .. import _check
 from ..designs import ConditionalPoisson, Design
+from ._mean import differentiable_mean
 
 Objective = Callable[[Tensor], Tensor]
 """k-hot samples (…, n) to losses (…), one for each sample and row of the batch."""
@@ -195,18 +196,6 @@ def reinmax(
     along = (slope * (x - mean)).sum(-1).detach()
     weight = along - _baseline(baseline, along, antithetic, design)
     return _with_gradient(losses, ((slope * mean).sum(-1) + weight * design.log_prob(x)) / 2)
-
-
-def differentiable_mean(design: Design) -> Tensor:
-    """Return the mean of a design; raise if it should have a gradient and has none: it would be lost unnoticed."""
-    mean = design.mean
-    if torch.is_grad_enabled() and design.parameter.requires_grad and not mean.requires_grad:
-        name = type(design).__name__
-        raise ValueError(
-            f"`design.mean` must be differentiable in its parameter; that of `{name}` is not. `rloo` and "
-            "`score_function` need its `log_prob` alone."
-        )
-    return mean
 
 
 def _draw(design: Design, num_samples: int, generator: Generator | None, antithetic: bool) -> Tensor:

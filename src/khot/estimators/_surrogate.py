@@ -12,7 +12,7 @@ from .. import _check, _torch, ops
 from .._math import noise, select
 from ..designs import ConditionalPoisson, Design
 from ..relaxations import hard_topk, sigmoid_topk, straight_through
-from ._loss import differentiable_mean
+from ._mean import differentiable_mean
 
 
 def straight_through_sample(
