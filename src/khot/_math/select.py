@@ -56,3 +56,22 @@ def softmaxes(x: Tensor, k: int, temperature: float) -> Tensor:
         total = total + torch.where(step < left, chosen, 0.0)
         x = x + (1 - chosen).clamp(min=tiny).log()
     return total
+
+
+def proportional(x: Tensor, k: Tensor) -> Tensor:
+    """Return min(1, e^x/c) with the sum k; (…, n) of x's dtype, NaN where k > the number of scores above −inf.
+
+    The m largest are certain, for the least m at which the next one is not: c_m = Σ_{others} e^x/(k − m) ≥ its e^x.
+    """
+    n = x.shape[-1]
+    ordered, at = x.sort(dim=-1, descending=True)
+    rest = ordered.flip(-1).logcumsumexp(-1).flip(-1)  # log Σ of this one and those after it
+    place = torch.arange(n, device=x.device)
+    left = (k[..., None] - place).clamp(min=0).to(x.dtype).log()  # log(k − m)
+    is_certain = (ordered + left >= rest) & (ordered > -torch.inf)
+    m = is_certain.cumprod(-1).sum(-1, keepdim=True)
+    next_one = m.clamp(max=n - 1)
+    p = (ordered + left.gather(-1, next_one) - rest.gather(-1, next_one)).exp()  # 0 if nothing is left of k
+    p = torch.where(place < m, 1.0, torch.where(ordered > -torch.inf, p, 0.0))
+    p = p.masked_fill((ordered > -torch.inf).sum(-1, keepdim=True) < k[..., None], torch.nan)
+    return torch.empty_like(p).scatter(-1, at, p)
