@@ -4,8 +4,10 @@ import importlib
 
 import pytest
 
+PUBLIC = [("khot.sklearn", {"KHotSelector"}), ("khot.hf", {"beam_search", "swap_routers"})]
 
-@pytest.mark.parametrize(("module", "public"), [("khot.sklearn", {"KHotSelector"}), ("khot.hf", {"swap_routers"})])
+
+@pytest.mark.parametrize(("module", "public"), PUBLIC)
 def test_the_public_names_of_adapters(module, public):
     made = importlib.import_module(module)
     assert {n for n in dir(made) if not n.startswith("_")} == public == set(made.__all__)

@@ -176,7 +176,7 @@ def search(
         if not is_open.any():
             break
         total, state, width = _continued(step, last, state, paths.log_probs, t)
-        index = select(total, total, k * (1 + len(ends)) if ends or is_ended else k).slots
+        index = select(total, total, k * max(2, 1 + len(ends)) if ends or is_ended else k).slots
         assert index is not None
         top = torch.where(index < 0, -torch.inf, total.gather(-1, index.clamp(min=0)))
         _check_scores(top, t)
