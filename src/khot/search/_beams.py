@@ -12,6 +12,7 @@ from ._select import Select, hard
 
 Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
 Reorder = Callable[[Any, Tensor], Any]
+Ints = Sequence[int]
 EMPTY = -1  # the token of a place without one
 
 
@@ -209,14 +210,7 @@ def search(
 
 
 def _sampled_search(
-    step: Step,
-    state: Any,
-    counts: Sequence[int],
-    start: Tensor,
-    select: Select,
-    ends: Sequence[int],
-    most: Tensor,
-    reorder: Reorder,
+    step: Step, state: Any, counts: Ints, start: Tensor, select: Select, ends: Ints, most: Tensor, reorder: Reorder
 ) -> Beams:
     """Search for random beams. One that has ended has one continuation, with probability 1."""
     batch, paths, last = len(start), _first(start), start
@@ -240,7 +234,7 @@ def _sampled_search(
         if pairs is None or log_pairs is None:
             log_pairs = None
         else:
-            both = log_pairs.gather(1, parent[..., None].expand(-1, -1, before)).gather(2, _square(parent, k))
+            both = _gather(_gather(log_pairs, parent).mT, parent)
             nothing = is_empty[..., None] | is_empty[:, None]
             log_pairs = (both + pairs.to(torch.float64).clamp(min=0).log()).masked_fill(nothing, 0.0)
         last = token.flatten()
@@ -348,10 +342,6 @@ def _continued(
 def _gather(t: Tensor, slot: Tensor) -> Tensor:
     """Return the slots (batch, k) of a tensor (batch, m, …)."""
     return t.gather(1, slot if t.ndim == 2 else slot[..., None].expand(-1, -1, t.shape[-1]))
-
-
-def _square(parent: Tensor, k: int) -> Tensor:
-    return parent[:, None].expand(-1, k, -1)
 
 
 def _rows(parent: Tensor, before: int) -> Tensor:
