@@ -27,12 +27,13 @@ def expectation(beams: Beams, values: Tensor, *, normalize: bool = False) -> Exp
     Args:
         beams: from `beam_search` with `select=khot.search.sampled`.
         values: f of each beam, (batch, k, …). What is in an empty slot does not matter.
-        normalize: divide by the sum of all p/Q, which is 1 on average. This has a bias of the order of the variance,
-            and often a smaller error, as for a small k and an f far from 0.
+        normalize: divide by the sum of all p/Q, for a relaxation that is not `proportional`: with that, the sum is 1 on
+            every draw, with others on average. This has a bias of the order of the variance.
 
     Returns:
-        The mean, and a variance if the design is `ConditionalPoisson`, which has pairs: without bias where any two
-        sequences can be drawn together, as with σ_k and k ≥ 2 (for `normalize`, by linearization). It may be negative.
+        The mean, and a variance if the design is `ConditionalPoisson`, which has pairs: without bias if any two
+        sequences can be drawn together, as with `relaxation=khot.sigmoid_topk` and k ≥ 2 (for `normalize`, by
+        linearization); else too small. It may be negative.
 
     Examples:
         >>> from functools import partial

@@ -1,5 +1,7 @@
 """Selections: how the next k beams are chosen among all continuations of the present ones."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -54,33 +56,62 @@ def hard(log_probs: Tensor, log_weights: Tensor, k: int, *, generator: Generator
     return Choice(_filled(torch.where(top.values == -torch.inf, -1, top.indices), k))
 
 
+def proportional(x: Tensor, k: float | Tensor, *, temperature: float | Tensor = 1.0) -> Tensor:
+    """Return inclusion probabilities proportional to e^{x/T}, as far as they stay ≤ 1: `π = min(1, e^{x/T}/c)`.
+
+    In `sampled` it gives Fearnhead and Clifford's optimal resampling (2003): what is likely is kept with its own
+    weight, the others share one weight, and all weights sum to 1 on every draw. Where one slot only is left to chance, its
+    candidates are never drawn together.
+
+    Args:
+        x: scores, (…, n).
+        k: how many, 0 ≤ k ≤ n, an integer or a tensor (…).
+        temperature: T > 0.
+
+    Returns:
+        (…, n), in [0, 1], with the sum k; no gradient. NaN where k exceeds the number of scores above −inf.
+
+    Examples:
+        >>> khot.search.proportional(torch.tensor([0.7, 0.2, 0.1]).log(), 2)
+        tensor([1.0000, 0.6667, 0.3333])
+    """
+    _check.call(x, k, -1, temperature)
+    size = torch.as_tensor(k, device=x.device).expand(x.shape[:-1])
+    return order.proportional(x.detach() / torch.as_tensor(temperature, device=x.device)[..., None], size)
+
+
+NEIGHBOURS = partial(Pivotal, order="given")
+
+
 def sampled(
     log_probs: Tensor,
     log_weights: Tensor,
     k: int,
     *,
-    design: MakesDesign = Pivotal,
-    relaxation: Relaxation = sigmoid_topk,
+    design: MakesDesign = NEIGHBOURS,
+    relaxation: Callable[..., Tensor] = proportional,
     temperature: float | Tensor = 1.0,
     generator: Generator | None = None,
 ) -> Choice:
-    """Draw k distinct continuations with the inclusion probabilities π = σ_k(log weights), exactly.
+    """Draw k distinct continuations with exact inclusion probabilities π, proportional to their weights.
 
-    `π = u/(u + c)` with `Σπ = k`, where u = p/Q is the Horvitz–Thompson weight that a continuation brings along: its
+    `π = min(1, u/c)` with `Σπ = k`, where u = p/Q is the Horvitz–Thompson weight that a continuation brings along: its
     probability over the inclusion probability of its beam. If fewer than k are possible, all of them are taken.
 
     Args:
         log_probs, log_weights, k, generator: as for `Select`.
-        design: the law of the draw, a class of `khot.designs` or a `functools.partial` of one. With
-            `ConditionalPoisson` the pairs are known too, so that `expectation` has a variance.
-        relaxation: the function of log-weights to π. `khot.search.proportional` keeps the sum of all weights at 1.
+        design: the law of the draw, a class of `khot.designs` or a `functools.partial` of one. The default is `Pivotal`
+            with the order "given": continuations of a beam are neighbours, so that each beam keeps close to its share.
+            With `ConditionalPoisson` the pairs are known too, and `expectation` has a variance.
+        relaxation: the function of log-weights to π. With `khot.sigmoid_topk`, π = u/(u + c) < 1, and any two can be
+            drawn together, which the variance needs; the estimates vary more.
         temperature: T > 0 of the relaxation; 1 is best for estimates, and larger explores more.
 
     Examples:
         >>> x = torch.tensor([[0.5, 0.3, 0.2]]).log()
         >>> choice = khot.search.sampled(x, x, 2, generator=torch.Generator().manual_seed(0))
         >>> choice.slots, choice.log_inclusion_probs.exp()
-        (tensor([[0, 1]]), tensor([[0.7672, 0.6641]], dtype=torch.float64))
+        (tensor([[0, 2]]), tensor([[1.0000, 0.4000]], dtype=torch.float64))
     """
     x = log_weights.detach().to(torch.float64)
     sizes = (x > -torch.inf).sum(-1).clamp(max=k)
@@ -123,30 +154,6 @@ def soft(
 
 
 vars(sampled)["is_random"] = vars(soft)["is_soft"] = True
-
-
-def proportional(x: Tensor, k: float | Tensor, *, temperature: float | Tensor = 1.0) -> Tensor:
-    """Return inclusion probabilities proportional to e^{x/T}, as far as they stay ≤ 1: `π = min(1, e^{x/T}/c)`.
-
-    As the relaxation of `sampled` it gives Fearnhead and Clifford's optimal resampling (2003): what is likely is kept
-    with its own weight, the others share one weight, and all weights sum to 1 on every draw. But where one slot only is
-    left to chance, pairs of its candidates are never drawn together, and variances are underestimated.
-
-    Args:
-        x: scores, (…, n).
-        k: how many, 0 ≤ k ≤ n, an integer or a tensor (…).
-        temperature: T > 0.
-
-    Returns:
-        (…, n), in [0, 1], with the sum k; no gradient. NaN where k exceeds the number of scores above −inf.
-
-    Examples:
-        >>> khot.search.proportional(torch.tensor([0.7, 0.2, 0.1]).log(), 2)
-        tensor([1.0000, 0.6667, 0.3333])
-    """
-    _check.call(x, k, -1, temperature)
-    size = torch.as_tensor(k, device=x.device).expand(x.shape[:-1])
-    return order.proportional(x.detach() / torch.as_tensor(temperature, device=x.device)[..., None], size)
 
 
 def _filled(index: Tensor, k: int) -> Tensor:
