@@ -207,8 +207,7 @@ def beam_search(
     config, k, prompt = generation_config, int(generation_config.num_beams), input_ids.shape[1]
     known = (generation.MaxLengthCriteria, generation.EosTokenCriteria)
     others = generation.StoppingCriteriaList(c for c in stopping_criteria or () if not isinstance(c, known))
-    end = config._eos_token_tensor
-    ends = [] if end is None else end.flatten().tolist()
+    ends = [] if config._eos_token_tensor is None else config._eos_token_tensor.flatten().tolist()
     decoder = _Decoder(model, input_ids, logits_processor, config, model_kwargs, k)
     first, length = input_ids[::k, -1], int(config.max_length) - prompt
     kind = getattr(select, "func", select)  # of a functools.partial
@@ -265,11 +264,9 @@ class _Decoder:
         is_pair = self.model.config.is_encoder_decoder
         self.kwargs = self.model._update_model_kwargs_for_generation(outputs, self.kwargs, is_encoder_decoder=is_pair)
         log_probs = log_softmax(outputs.logits[:: self.apart, -1].to(self.ids.device, torch.float32), -1)
-        if not self.processor:
-            return log_probs, None
         times = self.rows // len(log_probs)  # processors know the number of rows
         ids, log_probs = (t.repeat_interleave(times, 0) for t in (self.ids, log_probs))
-        return self.processor(ids, log_probs)[::times], None
+        return (self.processor(ids, log_probs) if self.processor else log_probs)[::times], None
 
     def _begin(self) -> Any:
         """Read the prompts: one row for each, or all of them if the cache has room for all of them only."""

@@ -203,10 +203,7 @@ def search(
         is_open = is_open & (running[:, 0].detach() / span.clamp(min=1) ** penalty > worst)
         if early_stopping:
             is_open = is_open & (worst == -torch.inf)
-    is_filled = scores[..., None] > -torch.inf
-    tokens, back = (torch.where(is_filled, u, EMPTY) for u in (aside.tokens, aside.back))
-    log_probs = torch.where(is_filled[..., 0], aside.log_probs, -torch.inf)
-    return Beams(tokens, scores, log_probs, torch.where(is_filled[..., 0], aside.lengths, 0), back)
+    return _beams(aside, scores)
 
 
 def _sampled_search(
@@ -242,19 +239,22 @@ def _sampled_search(
     order = paths.log_probs.detach().argsort(-1, descending=True)
     if log_pairs is not None:
         log_pairs = _gather(_gather(log_pairs, order).mT, order)
-    tokens, back, log_probs, lengths = paths.at(order)
-    is_filled = log_probs > -torch.inf
-    tokens, back = (torch.where(is_filled[..., None], u, EMPTY) for u in (tokens, back))
-    lengths = torch.where(is_filled, lengths, 0)
-    return Beams(tokens, log_probs, log_probs, lengths, back, log_q.gather(-1, order), log_pairs)
+    paths = paths.at(order)
+    return Beams(*_beams(paths, paths.log_probs)[:5], log_q.gather(-1, order), log_pairs)
+
+
+def _beams(paths: _Paths, scores: Tensor) -> Beams:
+    """Return paths as beams; slots with the score −inf are empty."""
+    is_empty = scores == -torch.inf
+    tokens, back = (u.masked_fill(is_empty[..., None], EMPTY) for u in (paths.tokens, paths.back))
+    log_probs, lengths = paths.log_probs.masked_fill(is_empty, -torch.inf), paths.lengths.masked_fill(is_empty, 0)
+    return Beams(tokens, scores, log_probs, lengths, back)
 
 
 def _soft_search(step: Step, state: Any, counts: Sequence[int], start: Tensor, select: Select) -> Beams:
     """Search with soft slots: tokens, scores, states and sequences are mixed by the weights of the slots."""
     batch, last, scores = len(start), start, torch.zeros(len(start), 1, device=start.device)
-    tokens: list[Tensor] = []  # for each token so far, (batch, m, V)
-    mixing: list[Tensor] = []
-    backs: list[Tensor] = []
+    tokens, mixing, backs = list[Tensor](), list[Tensor](), list[Tensor]()  # the tokens so far are each (batch, m, V)
     for t, k in enumerate(counts):
         total, state, width = _continued(step, last, state, scores, t)
         _check_scores(total, t)
@@ -270,9 +270,8 @@ def _soft_search(step: Step, state: Any, counts: Sequence[int], start: Tensor, s
         state = _mapped(state, partial(_mixed, back=back))
     stacked = torch.stack(tokens, 2)
     lengths = torch.full((batch, counts[-1]), len(counts), device=start.device)
-    hard_tokens = stacked.detach().argmax(-1)
-    back = torch.stack(backs, -1)
-    return Beams(hard_tokens, scores, scores, lengths, back, soft_tokens=stacked, soft_back_pointers=tuple(mixing))
+    found = (stacked.detach().argmax(-1), scores, scores, lengths, torch.stack(backs, -1))
+    return Beams(*found, soft_tokens=stacked, soft_back_pointers=tuple(mixing))
 
 
 def embed(tokens: Tensor, weight: Tensor) -> Tensor:
@@ -364,5 +363,4 @@ def _check_tokens(name: str, value: Any, shape: tuple[int, ...] | None = None) -
     if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
         raise TypeError(f"`{name}` must be an integer tensor; got {value.dtype}.")
     if value.ndim != 1 or (shape is not None and tuple(value.shape) != shape):
-        want = "(batch)" if shape is None else f"{shape}"
-        raise ValueError(f"`{name}` must have the shape {want}; got {tuple(value.shape)}.")
+        raise ValueError(f"`{name}` must have the shape {shape or '(batch)'}; got {tuple(value.shape)}.")

@@ -67,7 +67,6 @@ def _variance(beams: Beams, weights: Tensor, f: Tensor) -> Tensor | None:
     log_q, log_pairs = beams.log_inclusion_probs, beams.log_joint_probs
     if log_q is None or log_pairs is None:
         return None
-    # p p'/Q(y, z) = w w' Q Q'/Q(y, z); a pair of an empty slot has weight 0
     ratio = (log_q[:, :, None] + log_q[:, None, :] - log_pairs).nan_to_num(posinf=-torch.inf).exp()
     matrix = weights[:, :, None] * weights[:, None, :] * (1 - ratio)
     variance: Tensor = torch.einsum("bij,bi...,bj...->b...", matrix, f, f)

@@ -60,8 +60,8 @@ def proportional(x: Tensor, k: float | Tensor, *, temperature: float | Tensor = 
     """Return inclusion probabilities proportional to e^{x/T}, as far as they stay ≤ 1: `π = min(1, e^{x/T}/c)`.
 
     In `sampled` it gives Fearnhead and Clifford's optimal resampling (2003): what is likely is kept with its own
-    weight, the others share one weight, and all weights sum to 1 on every draw. Where one slot only is left to chance, its
-    candidates are never drawn together.
+    weight, the others share one weight, and all weights sum to 1 on every draw. If one slot only is left to chance,
+    its candidates are never drawn together.
 
     Args:
         x: scores, (…, n).
