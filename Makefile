@@ -8,7 +8,7 @@ BIN := $(if $(filter Windows_NT,$(OS)),.venv/Scripts,.venv/bin)
 NATIVE := src/khot/kernels/native
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study moe selection sae sae-minilm kill clean
+.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study moe selection sae sae-minilm beams kill clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
@@ -46,6 +46,7 @@ docs: $(call stamp,docs)
 
 figures: $(call stamp,docs)
 	$(BIN)/python docs/make_figures.py
+	$(BIN)/python docs/make_beams.py
 	$(BIN)/python docs/make_architecture.py
 	$(BIN)/python docs/make_melt.py
 
@@ -116,6 +117,10 @@ sae: $(call stamp,test)
 
 sae-minilm: $(call stamp,test)
 	$(BIN)/python -m benchmarks.sae_minilm examples/shakespeare.txt
+
+# Beams: the files that docs/search.md shows; ten minutes.
+beams: $(call stamp,test)
+	$(BIN)/python -m benchmarks.beams
 
 # Kill `khot select` and `khot sae` at random moments.
 kill: $(call stamp,test)

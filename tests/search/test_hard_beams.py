@@ -200,7 +200,8 @@ class Opaque:
 BAD = [
     ({"k": 0}, ValueError, "`k` must be ≥ 1; got 0"),
     ({"k": [2, 2]}, ValueError, "one for each of the 3 steps; got 2"),
-    ({"k": 1.5}, TypeError, "not iterable"),
+    ({"k": 1.5}, TypeError, "`k` must be an int; got float"),
+    ({"k": True}, TypeError, "`k` must be an int; got bool"),
     ({"length": 0, "k": 1}, ValueError, "`length` must be ≥ 1; got 0"),
     ({"start": torch.zeros(1)}, TypeError, "`start` must be an integer tensor; got torch.float32"),
     ({"start": torch.zeros(1, 2, dtype=torch.int64)}, ValueError, r"`start` must have the shape \(batch\)"),

@@ -89,7 +89,7 @@ def beam_search(
                  [0, 0, 0]]]), tensor([[0.3240, 0.2160]]))
     """
     _check.at_least("length", length, 1)
-    counts = [k] * length if isinstance(k, int) else list(k)
+    counts = list(k) if isinstance(k, Sequence) else [k] * length
     if len(counts) != length:
         raise ValueError(f"`k` must be one number or one for each of the {length} steps; got {len(counts)} of them.")
     for count in counts:
@@ -109,7 +109,7 @@ def beam_search(
         if end is not None or lengths is not None:
             raise ValueError("`end` and `lengths` must be None for soft beams: all have `length` tokens.")
         return _soft_search(step, state, counts, start, choose)
-    ends = [end] if isinstance(end, int) else list(end or ())
+    ends = list(end) if isinstance(end, Sequence) else [] if end is None else [end]
     most = torch.full_like(start, length) if lengths is None else lengths
     if is_random:
         return _sampled_search(step, state, counts, start, choose, ends, most, reorder or reordered)

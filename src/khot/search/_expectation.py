@@ -53,7 +53,7 @@ def expectation(beams: Beams, values: Tensor, *, normalize: bool = False) -> Exp
     is_drawn = beams.log_probs > -torch.inf
     log_q = beams.log_inclusion_probs.detach()
     weights = torch.where(is_drawn, (beams.log_probs.to(torch.float64) - log_q).exp(), 0.0)
-    f = torch.where(_as(is_drawn, values), values, 0.0).to(torch.float64)
+    f = torch.where(_as(is_drawn, values), values.to(torch.float64), 0.0)
     mean = (_as(weights, f) * f).sum(1)
     if normalize:
         total = _as(weights.sum(1), mean)

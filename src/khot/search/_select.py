@@ -76,8 +76,9 @@ def proportional(x: Tensor, k: float | Tensor, *, temperature: float | Tensor = 
         tensor([1.0000, 0.6667, 0.3333])
     """
     _check.call(x, k, -1, temperature)
-    size = torch.as_tensor(k, device=x.device).expand(x.shape[:-1])
-    return order.proportional(x.detach() / torch.as_tensor(temperature, device=x.device)[..., None], size)
+    size, heat = (torch.as_tensor(t, device=x.device) for t in (k, temperature))
+    most = int(size.max()) if size.numel() else 0
+    return order.proportional(x.detach() / heat[..., None], size.expand(x.shape[:-1]), most)
 
 
 NEIGHBOURS = partial(Pivotal, order="given")
