@@ -416,7 +416,7 @@ def main() -> int:
         if common.collect(measure(args.quick), rows):
             return 130
         common.write(places.results / f"beams-{name}.csv", common.to_csv(rows, digits=6))
-        common.write(places.tables / f"beams-{name}.md", table(rows))
+        common.write_table(places.tables / f"beams-{name}.md", table(rows))
         every, texts = every + rows, [*texts, table(rows)]
     common.show(args, every, "\n".join(texts))
     return 0

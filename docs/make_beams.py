@@ -1,18 +1,21 @@
-"""Draw a beam search with its inclusion probabilities: `python docs/make_beams.py` writes docs/img/beam-tree.svg."""
+"""Draw a beam search with its inclusion probabilities: `python docs/make_beams.py` writes docs/img/beam-tree*.svg."""
 
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import matplotlib as mpl
 import torch
-from make_figures import BLUE, FAINT, INK, OUT, STYLE
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from benchmarks.common import write_picture
+from benchmarks.style import BLUE, FAINT, INK, STYLE
 from khot.search import Beams, Choice, beam_search, proportional, sampled
 
+OUT = Path(__file__).parent / "img"
 LETTERS, LENGTH, K = "abcd", 3, 3
 SEED = 5
 
@@ -78,5 +81,4 @@ def beam_tree() -> Figure:
 if __name__ == "__main__":
     mpl.use("svg")
     with mpl.rc_context(STYLE):
-        figure = beam_tree()
-        figure.savefig(OUT / "beam-tree.svg", metadata={"Date": None})
+        write_picture(OUT / "beam-tree.svg", beam_tree())

@@ -1,9 +1,8 @@
-"""Hugging Face models with khot's routers, and with khot's beams; needs `khot[hf]` for the models themselves."""
+"""Hugging Face models with khot's routers, and with khot's beams; the models themselves need the extra `hf`."""
 
 import copy
 import inspect
 from functools import cache, partial
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, log_softmax
 
 from . import search
+from ._extras import require
 from .nn.moe import BoundRoute, Route, sigma_topk
 
 __all__ = ["beam_search", "swap_routers"]
@@ -203,7 +203,7 @@ def beam_search(
         >>> options = {"custom_generate": khot.hf.beam_search, "num_beams": 4, "max_new_tokens": 20}
         >>> model.generate(**prompt, **options, select=khot.search.sampled)  # doctest: +SKIP
     """
-    generation: Any = import_module("transformers.generation")
+    generation: Any = require("transformers.generation", extra="hf")
     config, k, prompt = generation_config, int(generation_config.num_beams), input_ids.shape[1]
     known = (generation.MaxLengthCriteria, generation.EosTokenCriteria)
     others = generation.StoppingCriteriaList(c for c in stopping_criteria or () if not isinstance(c, known))

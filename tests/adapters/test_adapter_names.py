@@ -1,13 +1,17 @@
-"""The public names of `khot.sklearn` and `khot.hf`."""
+"""The public names of `khot.sklearn`, `khot.hf` and `khot.sindy`."""
 
 import importlib
 
 import pytest
 
-PUBLIC = [("khot.sklearn", {"KHotSelector"}), ("khot.hf", {"beam_search", "swap_routers"})]
+PUBLIC = {
+    "khot.sklearn": {"KHotRegressor", "KHotSelector", "KSVD"},
+    "khot.hf": {"beam_search", "swap_routers"},
+    "khot.sindy": {"KHotOptimizer", "floored_ebic"},
+}
 
 
-@pytest.mark.parametrize(("module", "public"), PUBLIC)
+@pytest.mark.parametrize(("module", "public"), PUBLIC.items())
 def test_the_public_names_of_adapters(module, public):
     made = importlib.import_module(module)
     assert {n for n in dir(made) if not n.startswith("_")} == public == set(made.__all__)
