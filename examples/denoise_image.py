@@ -1,7 +1,7 @@
 """Remove the noise from an image with a dictionary learned from the noisy image itself.
 
 Every 8×8 patch is coded with as few atoms as bring it within the noise; what is left out is noise. Overlapping patches
-are averaged. Needs khot[sklearn]; writes denoised.png with matplotlib. A minute or two; --size 64 takes seconds.
+are averaged. Writes both images to denoised.png. `--size` says how large a part of the photograph is taken.
 """
 
 import argparse

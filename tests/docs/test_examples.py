@@ -131,6 +131,18 @@ def your_own_relaxation(text):
     assert student > 20 * sigmoid > 0
 
 
+def denoise_image(text):
+    noisy, clean = numbers(text, "PSNR: noisy ")
+    assert clean > noisy + 5
+
+
+def find_lorenz(text):
+    found, stlsq = text.split("KHotOptimizer,")[1].split("STLSQ,")
+    assert [len(re.findall("[xyz]", line.split("=")[1])) for line in found.splitlines() if "'" in line] == [2, 4, 3]
+    assert " 1 " not in found, "no constants"
+    assert " 1 " in stlsq, "a control: a threshold takes constants"
+
+
 def the_same(expected, got, tolerance=0.03):
     """Return whether two outputs have the same words and nearly the same numbers; what was chosen may differ."""
     chosen = ("latent ", "  columns: ")
