@@ -106,7 +106,7 @@ def sampled(
             With `ConditionalPoisson` the pairs are known too, and `expectation` has a variance.
         relaxation: the function of log-weights to π. With `khot.sigmoid_topk`, π = u/(u + c) < 1, and any two can be
             drawn together, which the variance needs; the estimates vary more.
-        temperature: T > 0 of the relaxation; 1 is best for estimates, and larger explores more.
+        temperature: T > 0 of the relaxation; larger explores more, and only 1 keeps the sum of the weights at 1.
 
     Examples:
         >>> x = torch.tensor([[0.5, 0.3, 0.2]]).log()
