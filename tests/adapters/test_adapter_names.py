@@ -6,7 +6,7 @@ import pytest
 
 PUBLIC = {
     "khot.sklearn": {"KHotRegressor", "KHotSelector", "KSVD"},
-    "khot.hf": {"swap_routers"},
+    "khot.hf": {"beam_search", "swap_routers"},
     "khot.sindy": {"KHotOptimizer", "floored_ebic"},
 }
 

@@ -118,7 +118,7 @@ SCRIPTS = sorted(
     for path in (ROOT / "benchmarks").glob("*.py")
     if "def main" in path.read_text() or "main(STUDY" in path.read_text()
 )
-FAST = ("family", "worst", "scaling", "sampling", "moe_speed", "moe_theory", "temperature")
+FAST = ("family", "worst", "scaling", "sampling", "moe_speed", "moe_theory", "temperature", "beams")
 
 
 def run(name, monkeypatch, capsys, *options):

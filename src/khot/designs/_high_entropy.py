@@ -166,6 +166,11 @@ class ConditionalPoisson(Design):
         """Return the joint inclusion probabilities, (*batch, n, n), in O(n²)."""
         return subsets.joint(_counts(self._theta, self._sizes)).to(self.parameter.dtype)
 
+    def joint_probs_of(self, indices: Tensor) -> Tensor:
+        """Return the joint inclusion probabilities of some items (*batch, m), (*batch, m, m), in O(n + m²)."""
+        counts = _counts(self._theta, self._sizes)
+        return subsets.joint(counts._replace(p=counts.p.gather(-1, indices))).to(self.parameter.dtype)
+
     def variance_of_sum(self, weights: Tensor) -> Tensor:
         """Return Var(Σ c_i x_i), (*batch), in O(n)."""
         c = weights.to(torch.float64)
