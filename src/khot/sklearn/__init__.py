@@ -1,5 +1,9 @@
 """Feature selection, dictionary learning and best-subset regression in scikit-learn's terms."""
 
+from .._extras import require
+
+require("sklearn", extra="sklearn")
+
 from ._ksvd import KSVD as KSVD
 from ._regressor import KHotRegressor as KHotRegressor
 from ._selector import KHotSelector as KHotSelector

@@ -9,26 +9,20 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
+from sklearn.base import BaseEstimator
+from sklearn.feature_selection import SelectorMixin
+from sklearn.utils import check_random_state, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from .. import _check
-from .._extras import require
 from .._threads import threads_for
 from ..designs import Design, Pivotal
 from ..estimators import straight_through_sample
 from ..nn import KHotGate, Schedule
 from ..relaxations import Relaxation, hard_topk, sigmoid_topk
-
-try:
-    from sklearn.base import BaseEstimator
-    from sklearn.feature_selection import SelectorMixin
-    from sklearn.utils import check_random_state, column_or_1d
-    from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
-except ModuleNotFoundError:
-    require("sklearn", extra="sklearn")  # raises, and says how to install it
-    raise
 
 TASKS = ("auto", "classification", "regression", "reconstruction")
 CHECKS = 40  # how many times in `max_steps` the validation rows are evaluated
