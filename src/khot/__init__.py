@@ -1,6 +1,7 @@
 """khot: everything softmax does for one-hot, done for k-hot."""
 
 from . import boosts as boosts
+from . import coding as coding
 from . import constraints as constraints
 from . import designs as designs
 from . import estimators as estimators

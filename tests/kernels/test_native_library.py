@@ -116,7 +116,10 @@ def declared_fields(name: str) -> list[tuple[str, str]]:
     return fields
 
 
-@pytest.mark.parametrize(("name", "struct"), [("khot_rows", _native._Rows), ("khot_draws", _native._Draws)])
+@pytest.mark.parametrize(
+    ("name", "struct"),
+    [("khot_rows", _native._Rows), ("khot_draws", _native._Draws), ("khot_signals", _native._Signals)],
+)
 def test_structs_are_those_of_the_header(name, struct):
     assert [(KINDS[kind], field) for kind, field in declared_fields(name)] == [(t, f) for f, t in struct._fields_]
 

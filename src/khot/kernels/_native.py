@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._math import threshold
+from .._math import pursuit, threshold
 from .._math.cdfs import SIGMOID
 from .._shape import Mask, PerRow
 
@@ -42,7 +42,25 @@ class _Draws(ctypes.Structure):
     _fields_ = _fields("pointer p; int64_t rows, n, seed, draws; int32_t is_paired, dtype, threads")
 
 
-_ROWS, _DRAWS = ctypes.POINTER(_Rows), ctypes.POINTER(_Draws)
+class _Signals(ctypes.Structure):
+    """`khot_signals` of native/khot.h."""
+
+    _fields_ = (
+        ("gram", _POINTER),
+        ("rows", _LONG),
+        ("n", _LONG),
+        ("slots", _LONG),
+        ("counts", _POINTER),
+        ("square", _POINTER),
+        ("enough", _POINTER),
+        ("noise", _POINTER),
+        ("dtype", _INT),
+        ("threads", _INT),
+        ("path", _INT),
+    )
+
+
+_ROWS, _DRAWS, _SIGNALS = ctypes.POINTER(_Rows), ctypes.POINTER(_Draws), ctypes.POINTER(_Signals)
 _SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {
     "khot_abi": ((), ctypes.c_uint32),
     "khot_has_avx2": ((), _INT),
@@ -55,6 +73,8 @@ _SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {
     "khot_systematic": ((_DRAWS, _POINTER, _POINTER), None),  # k, out
     "khot_uniform": ((_LONG, _LONG, _LONG, _INT, _POINTER), None),  # seed, stream, count, threads, out
     "khot_order": ((_POINTER, _LONG, _LONG, _INT, _POINTER), _INT),  # keys, rows, n, threads, out
+    # alpha, atoms, coefs, taken, is_close
+    "khot_pursue": ((_SIGNALS, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER), _INT),
 }
 
 
@@ -77,7 +97,7 @@ def _load() -> tuple[Any, str]:
     except (OSError, AttributeError) as error:
         return None, f"eager torch (native library does not load: {error})"
     width = "AVX2" if library.khot_has_avx2() else "portable"
-    what = "sigmoid, Laplace and Euclidean top-k, hard top-k, pivotal and systematic samples; eager torch for the rest"
+    what = "sigmoid, Laplace and Euclidean top-k, hard top-k, pivotal and systematic samples, matching pursuit; eager torch for the rest"
     return library, f"native, {width} (for {what}; {built})"
 
 
@@ -202,6 +222,41 @@ def order(keys: Tensor, n: int) -> Tensor:
     status = LIBRARY.khot_order(keys.data_ptr(), keys.numel(), n, torch.get_num_threads(), out.data_ptr())
     _require_memory(status, out)
     return out
+
+
+def pursues(x: Tensor) -> bool:
+    """Return whether `orthogonal` takes these signals."""
+    return LIBRARY is not None and x.device.type == "cpu" and x.dtype in _DTYPES
+
+
+def orthogonal(
+    x: Tensor, atoms: Tensor, gram: Tensor, counts: Tensor, k: int, tolerance: Tensor | None, path: int = WIDE
+) -> pursuit.Support:
+    """As `_math.pursuit.orthogonal`."""
+    assert LIBRARY is not None
+    alpha, counts, gram = (x @ atoms.mT).contiguous(), counts.contiguous(), gram.contiguous()
+    square = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64).square()
+    noise = pursuit.relative_noise(x.dtype) * square
+    enough = noise if tolerance is None else torch.maximum(tolerance.square(), noise)
+    support, coefs = torch.zeros(len(x), k, dtype=torch.int64), x.new_zeros(len(x), k)
+    taken, is_close = torch.zeros_like(counts), torch.zeros(len(x), dtype=torch.bool)
+    signals = _Signals(
+        gram.data_ptr(),
+        len(x),
+        len(atoms),
+        k,
+        counts.data_ptr(),
+        square.data_ptr(),
+        enough.data_ptr(),
+        noise.data_ptr(),
+        _DTYPES[x.dtype],
+        torch.get_num_threads(),
+        path,
+    )
+    outputs = (alpha, support, coefs, taken, is_close)
+    if LIBRARY.khot_pursue(signals, *(t.data_ptr() for t in outputs)):
+        raise MemoryError(f"no memory to choose {k} atoms, {8 * k * (k + 2)} bytes for each thread; use a smaller k")
+    return pursuit.finish(x, atoms, pursuit.Support(support, coefs, pursuit.first(k, taken)), is_close)
 
 
 def _draws(p: Tensor, seed: Tensor, draws: int, is_paired: bool) -> _Draws:

@@ -1,6 +1,7 @@
 // Fuzzes the C entry points under the address and undefined-behaviour sanitizers: random sizes, ks, temperatures, masks
 // and bit patterns. A case fails if a row that can be satisfied does not sum to k, if one that cannot is not NaN, or if
-// an entry leaves [0, 1]; if a sample is not 0s and 1s of the right number; and if a call that gets no memory does not
+// an entry leaves [0, 1]; if a sample is not 0s and 1s of the right number; if a pursuit takes an atom twice or makes the
+// residual larger; and if a call that gets no memory does not
 // say so. The sanitizers catch the rest. Usage: fuzz [cases] [seed]
 #include <cmath>
 #include <cstdint>
@@ -210,6 +211,64 @@ template <class T> int fuzz_samples(Rng& rng, long number) {
   return 0;
 }
 
+// A pursuit takes at most as many atoms as it may, different ones, and leaves a smaller residual than it began with.
+template <class T> int fuzz_pursuit(Rng& rng, long number) {
+  std::normal_distribution<double> normal;
+  const int64_t n = 1 + (int64_t)(rng() % (number % 20 == 0 ? 300 : 40)), rows = 1 + (int64_t)(rng() % 70);
+  const int64_t d = 1 + (int64_t)(rng() % 8), slots = 1 + (int64_t)(rng() % (uint64_t)(n < 10 ? n : 10));
+  const bool is_any = rng() % 10 == 0;  // then the sanitizers alone look on
+  const auto at = [](int64_t i, int64_t j, int64_t width) { return (size_t)(i * width + j); };
+  std::vector<double> atoms((size_t)(n * d)), x((size_t)(rows * d));
+  for (auto& v : atoms) v = rng() % 4 ? normal(rng) : std::floor(2 * normal(rng));  // some are alike, or 0
+  for (auto& v : x) v = normal(rng);
+  std::vector<T> gram((size_t)(n * n)), alpha((size_t)(rows * n)), coefs((size_t)(rows * slots), (T)0);
+  std::vector<double> square((size_t)rows, 0.0), noise((size_t)rows);
+  std::vector<int64_t> counts((size_t)rows), chosen((size_t)(rows * slots), 0), taken((size_t)rows, 0);
+  std::vector<uint8_t> close((size_t)rows, 0);
+  const auto dot = [&](const double* a, const double* b) {
+    double sum = 0;
+    for (int64_t i = 0; i < d; ++i) sum += a[i] * b[i];
+    return sum;
+  };
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t j = 0; j < n; ++j)
+      gram[at(i, j, n)] = is_any ? any_bits<T>(rng) : (T)dot(&atoms[at(i, 0, d)], &atoms[at(j, 0, d)]);
+  for (int64_t r = 0; r < rows; ++r) {
+    counts[(size_t)r] = (int64_t)(rng() % (uint64_t)(slots + 1));
+    square[(size_t)r] = dot(&x[at(r, 0, d)], &x[at(r, 0, d)]);
+    noise[(size_t)r] = (sizeof(T) == 4 ? 6e-11 : 2e-28) * square[(size_t)r];
+    for (int64_t j = 0; j < n; ++j)
+      alpha[at(r, j, n)] = is_any ? any_bits<T>(rng) : (T)dot(&x[at(r, 0, d)], &atoms[at(j, 0, d)]);
+  }
+  const auto threads = 1 + (int32_t)(rng() % 2), path = (int32_t)(rng() % 2);
+  const khot_signals asked = {gram.data(),  rows,         n, slots, counts.data(), square.data(), noise.data(),
+                              noise.data(), dtype_of<T>(), threads, path};
+  const auto pursue = [&] {
+    return khot_pursue(&asked, alpha.data(), chosen.data(), coefs.data(), taken.data(), close.data());
+  };
+  no_memory = number % 50 == 0;
+  if (no_memory && pursue() != KHOT_NO_MEMORY) {
+    std::printf("case %ld: a pursuit without memory does not say so\n", number);
+    return 1;
+  }
+  no_memory = false;
+  bool good = pursue() == KHOT_OK;
+  for (int64_t r = 0; r < rows && !is_any; ++r) {
+    std::vector<double> left(&x[at(r, 0, d)], &x[at(r, 0, d)] + d);
+    good &= taken[(size_t)r] <= counts[(size_t)r];
+    for (int64_t t = 0; t < taken[(size_t)r]; ++t) {
+      const int64_t j = chosen[at(r, t, slots)];
+      good &= j >= 0 && j < n;
+      for (int64_t u = 0; u < t; ++u) good &= chosen[at(r, u, slots)] != j;
+      for (int64_t i = 0; good && i < d; ++i) left[(size_t)i] -= (double)coefs[at(r, t, slots)] * atoms[at(j, i, d)];
+    }
+    // Alike atoms lose digits: those rows are solved once more by the caller.
+    good &= close[(size_t)r] || dot(left.data(), left.data()) <= square[(size_t)r] * (1 + 1e-4);
+  }
+  if (!good) std::printf("case %ld: a bad pursuit; n=%ld d=%ld slots=%ld\n", number, (long)n, (long)d, (long)slots);
+  return !good;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -219,6 +278,8 @@ int main(int argc, char** argv) {
   for (long i = 0; i < cases && failed < 10; ++i) failed += i % 3 ? fuzz<float>(rng, i) : fuzz<double>(rng, i);
   for (long i = 0; i < cases && failed < 10; ++i)
     failed += i % 2 ? fuzz_samples<float>(rng, i) : fuzz_samples<double>(rng, i);
+  for (long i = 0; i < cases && failed < 10; ++i)
+    failed += i % 2 ? fuzz_pursuit<float>(rng, i) : fuzz_pursuit<double>(rng, i);
   std::printf("%ld cases, %d failed\n", cases, failed);
   return failed != 0;
 }

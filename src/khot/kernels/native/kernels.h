@@ -17,6 +17,24 @@ template <class T> struct Row {
   int threads;  // to split this one row over
 };
 
+// A signal that is to be coded, and where its code goes.
+template <class T> struct Signal {
+  const T* gram;  // n × n
+  int64_t n, slots, count;
+  double square, enough, noise;
+  T* alpha;        // (n), overwritten
+  int64_t* atoms;  // (slots)
+  T* coefs;        // (slots), zeros
+  uint8_t* is_close;
+};
+
+// What `pursue` works with, for `slots` atoms.
+template <class T> struct Room {
+  double *inverse, *lower;  // slots × slots, and slots
+  const T** rows;
+  T* by;
+};
+
 template <class T> struct Kernels {
   // One row of a soft top-k, by cdf.
   void (*row[KHOT_CDFS])(const Row<T>& row, T* y);
@@ -30,6 +48,8 @@ template <class T> struct Kernels {
   void (*hard)(const Row<T>& row, T* out);
   // The derivative of one row, by cdf: row.x is y, dx (n); returns dk.
   double (*pull[KHOT_CDFS])(const Row<T>& row, const T* g, T* dx);
+  // Orthogonal matching pursuit of one signal; returns how many atoms it took.
+  int64_t (*pursue)(const Signal<T>& signal, const Room<T>& room);
 };
 
 extern const Kernels<float> portable_float;

@@ -3,6 +3,10 @@
 #define KHOT_X86
 #endif
 
+#include <atomic>
+#include <memory>
+#include <new>
+
 #include "kernels.h"
 #include "parallel.h"
 
@@ -111,6 +115,30 @@ template <class T> void pull(const khot_rows& rows, const T* g, T* dx, double* d
   });
 }
 
+constexpr int64_t kSignals = 32;  // so many are coded in the same room
+
+template <class T>
+int pursue(const khot_signals& s, T* alpha, int64_t* atoms, T* coefs, int64_t* taken, uint8_t* is_close) {
+  const auto& table = kernels(s.path, T());
+  const auto slots = (size_t)s.slots;
+  std::atomic<int> status{KHOT_OK};
+  for_rows((s.rows + kSignals - 1) / kSignals, kSignals * s.n, s.threads, [&](int64_t block, int) {
+    const std::unique_ptr<double[]> numbers(new (std::nothrow) double[slots * slots + slots]);
+    const std::unique_ptr<const T*[]> rows(new (std::nothrow) const T*[slots]);
+    const std::unique_ptr<T[]> by(new (std::nothrow) T[slots]);
+    if (!numbers || !rows || !by) {
+      status = KHOT_NO_MEMORY;
+      return;
+    }
+    const khot::Room<T> room = {numbers.get(), numbers.get() + slots * slots, rows.get(), by.get()};
+    for (int64_t r = block * kSignals; r < (block + 1) * kSignals && r < s.rows; ++r)
+      taken[r] = table.pursue({static_cast<const T*>(s.gram), s.n, s.slots, s.counts[r], s.square[r], s.enough[r],
+                               s.noise[r], alpha + r * s.n, atoms + r * s.slots, coefs + r * s.slots, is_close + r},
+                              room);
+  });
+  return status;
+}
+
 }  // namespace
 
 uint32_t khot_abi() noexcept { return KHOT_ABI; }
@@ -135,4 +163,11 @@ void khot_hard_topk(const khot_rows* rows, void* out) noexcept {
 void khot_topk_pull(const khot_rows* rows, const void* g, void* dx, double* dk) noexcept {
   if (rows->dtype == KHOT_FLOAT) return pull(*rows, static_cast<const float*>(g), static_cast<float*>(dx), dk);
   pull(*rows, static_cast<const double*>(g), static_cast<double*>(dx), dk);
+}
+
+int khot_pursue(const khot_signals* signals, void* alpha, int64_t* atoms, void* coefs, int64_t* taken,
+                uint8_t* is_close) noexcept {
+  if (signals->dtype == KHOT_FLOAT)
+    return pursue(*signals, static_cast<float*>(alpha), atoms, static_cast<float*>(coefs), taken, is_close);
+  return pursue(*signals, static_cast<double*>(alpha), atoms, static_cast<double*>(coefs), taken, is_close);
 }

@@ -42,6 +42,17 @@ typedef struct {
   int32_t is_paired, dtype, threads;
 } khot_draws;
 
+/* Signals to be coded over a dictionary of n atoms, a number of each kind per signal. */
+typedef struct {
+  const void* gram; /* n × n, finite */
+  int64_t rows, n, slots;
+  const int64_t* counts; /* the most atoms of a signal, at most `slots` */
+  const double* square;  /* of its norm */
+  const double* enough;  /* stop once the square of the residual is at most this */
+  const double* noise;   /* and once that of the next correlation is at most this, times the square of the atom */
+  int32_t dtype, threads, path;
+} khot_signals;
+
 /* The hash of this file that the library was built with. */
 KHOT_API uint32_t khot_abi(void) KHOT_NOEXCEPT;
 
@@ -74,6 +85,12 @@ KHOT_API void khot_uniform(int64_t seed, int64_t stream, int64_t count, int thre
 
 /* A random order of n items for each key, rows × n. */
 KHOT_API int khot_order(const int64_t* keys, int64_t rows, int64_t n, int threads, int64_t* out) KHOT_NOEXCEPT;
+
+/* Orthogonal matching pursuit. alpha, rows × n, holds the correlations of signals and atoms, and is overwritten. Writes
+ * the atoms and their coefficients, rows × slots, of which `taken` are used; coefs must be 0 before. is_close[r] becomes
+ * 1 if atoms of a signal are so alike that its coefficients have lost digits. */
+KHOT_API int khot_pursue(const khot_signals* signals, void* alpha, int64_t* atoms, void* coefs, int64_t* taken,
+                         uint8_t* is_close) KHOT_NOEXCEPT;
 
 #ifdef __cplusplus
 }

@@ -77,6 +77,7 @@ template <class T> struct Scalar {
   static reg blend(mask_t m, reg yes, reg no) { return m ? yes : no; }
   static reg keep(mask_t m, reg a) { return m ? a : T(0); }
   static mask_t both(mask_t a, mask_t b) { return a && b; }
+  static bool any(mask_t m) { return m; }
   // Stores the lanes that are set one after another; all of `to` may be written.
   static int pack(T* to, mask_t m, reg v) {
     *to = v;
@@ -166,6 +167,7 @@ struct Avx2Float {
   static reg blend(mask_t m, reg yes, reg no) { return _mm256_blendv_ps(no, yes, m); }
   static reg keep(mask_t m, reg a) { return _mm256_and_ps(m, a); }
   static mask_t both(mask_t a, mask_t b) { return _mm256_and_ps(a, b); }
+  static bool any(mask_t m) { return _mm256_movemask_ps(m) != 0; }
   static unsigned lanes(mask_t m) { return (unsigned)_mm256_movemask_ps(m); }  // a bit per lane
   static int pack(float* to, mask_t m, reg v) {
     store(to, packed(v, kPack1.at[lanes(m)]));
@@ -217,6 +219,7 @@ struct Avx2Double {
   static reg blend(mask_t m, reg yes, reg no) { return _mm256_blendv_pd(no, yes, m); }
   static reg keep(mask_t m, reg a) { return _mm256_and_pd(m, a); }
   static mask_t both(mask_t a, mask_t b) { return _mm256_and_pd(a, b); }
+  static bool any(mask_t m) { return _mm256_movemask_pd(m) != 0; }
   static int pack(double* to, mask_t m, reg v) {
     const auto set = (unsigned)_mm256_movemask_pd(m);
     store(to, _mm256_castps_pd(packed(_mm256_castpd_ps(v), kPack2.at[set])));

@@ -1,8 +1,8 @@
 """Sparse autoencoders: the model, its config, codes, losses, metrics and files."""
 
+from ..._sparse import SparseCode as SparseCode
 from ._code import SparseAutoencoderMetrics as SparseAutoencoderMetrics
 from ._code import SparseAutoencoderOutput as SparseAutoencoderOutput
-from ._code import SparseCode as SparseCode
 from ._code import aux_k_loss as aux_k_loss
 from ._code import aux_zipf_loss as aux_zipf_loss
 from ._files import CONFIG as CONFIG

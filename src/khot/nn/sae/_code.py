@@ -1,4 +1,4 @@
-"""Sparse codes: decoded by their indices, differentiated where they are used, their losses and their metrics."""
+"""Sparse codes: differentiated where they are used, their losses and their metrics."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -6,44 +6,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import cosine_similarity, embedding_bag
+from torch.nn.functional import cosine_similarity
 
+from ..._sparse import SparseCode, weighted_rows
 from ._axes import AXES, Encoder, Entries, entries, zipf
 
 EDGES = torch.arange(-6, 0.01, 0.25, device="cpu")  # of the histogram of densities, log10
-
-
-class SparseCode(NamedTuple):
-    """Hold the entries of a code that may differ from 0, by rising token; (entries,) each.
-
-    Args:
-        values: ≥ 0, in the units of the input; in training there are zeros too, that have a gradient.
-        tokens: where each value is, along the flattened leading dims of the input.
-        latents: which latent each value is of.
-        shape: (…, latents), of the dense code.
-        undo: with `layer_norm`, the mean and the deviation of each token, (tokens, 1).
-
-    Examples:
-        >>> khot.nn.SparseCode(torch.tensor([3.0]), torch.tensor([1]), torch.tensor([0]), (2, 2)).dense()
-        tensor([[0., 0.],
-                [3., 0.]])
-    """
-
-    values: Tensor
-    tokens: Tensor
-    latents: Tensor
-    shape: tuple[int, ...]
-    undo: tuple[Tensor, Tensor] | None = None
-
-    def dense(self) -> Tensor:
-        """Return the code as a matrix, (…, latents)."""
-        zeros = self.values.new_zeros(self.rows, self.shape[-1])
-        return zeros.index_put((self.tokens, self.latents), self.values, accumulate=True).view(self.shape)
-
-    @property
-    def rows(self) -> int:
-        """The number of tokens."""
-        return torch.Size(self.shape[:-1]).numel()
 
 
 class SparseAutoencoderOutput(NamedTuple):
@@ -70,12 +38,6 @@ def by_rising(places: Tensor, others: Tensor, values: Tensor) -> Entries:
     """Return all sorted by `places`, stably."""
     order = places.argsort(stable=True)
     return places[order], others[order], values[order]
-
-
-def weighted_rows(tokens: Tensor, latents: Tensor, values: Tensor, weight: Tensor, count: int) -> Tensor:
-    """Return Σ value·weight[latent] for each token, (count, d); tokens rise. Differentiable in values and weight."""
-    starts = torch.searchsorted(tokens, torch.arange(count, device=tokens.device))
-    return embedding_bag(latents, weight, starts, mode="sum", per_sample_weights=values.to(weight.dtype))
 
 
 class _Chosen(torch.autograd.Function):

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from ... import _check
+from ..._sparse import SparseCode, weighted_rows
 from .. import selectors
 from .._precision import KeepsPrecision, shown, wide_dtype
 from . import _axes, _code, _files
 from ._axes import Activity, Block, Encoder
-from ._code import SparseAutoencoderOutput, SparseCode, by_rising, chosen, fraction_unexplained, weighted_rows
+from ._code import SparseAutoencoderOutput, by_rising, chosen, fraction_unexplained
 from ._files import Folder, SparseAutoencoderConfig
 
 MULTI = 4  # Multi-TopK selects this many times k as well
@@ -243,7 +244,7 @@ class SparseAutoencoder(KeepsPrecision):
 
     def _decoded(self, code: SparseCode) -> Tensor:
         """Decode to (tokens, d_in), still normalised if the inputs are."""
-        out = weighted_rows(code.tokens, code.latents, code.values, self._cast(self.W_dec), code.rows)
+        out = weighted_rows(code.tokens, code.latents, code.values, self._cast(self.W_dec), code.height)
         return out + self.scale * self.b_dec
 
     def _restored(self, out: Tensor, code: SparseCode) -> Tensor:

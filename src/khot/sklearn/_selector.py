@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from . import _check
-from .designs import Design, Pivotal
-from .estimators import straight_through_sample
-from .nn import KHotGate, Schedule
-from .relaxations import Relaxation, hard_topk, sigmoid_topk
+from .. import _check
+from ..designs import Design, Pivotal
+from ..estimators import straight_through_sample
+from ..nn import KHotGate, Schedule
+from ..relaxations import Relaxation, hard_topk, sigmoid_topk
 
 try:
     from sklearn.base import BaseEstimator
@@ -26,15 +26,9 @@ except ModuleNotFoundError as missing:
     said = f"`khot.sklearn` needs {missing.name}: pip install 'khot[sklearn]'."
     raise ModuleNotFoundError(said, name=missing.name) from missing
 
-__all__ = ["KHotSelector"]
-
 TASKS = ("auto", "classification", "regression", "reconstruction")
 CHECKS = 40  # how many times in `max_steps` the validation rows are evaluated
 MASKS = 16  # samples of the gate in a batch, for estimators that want the objective
-
-
-def __dir__() -> list[str]:
-    return __all__
 
 
 class Rows(NamedTuple):

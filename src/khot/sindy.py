@@ -1,0 +1,140 @@
+"""Sparse identification of dynamical systems with exactly k terms: an optimizer for pysindy."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from pysindy.optimizers import BaseOptimizer
+from torch import Tensor
+
+from . import _check
+from .coding import Criterion, SplicePath, splice, splice_path
+
+__all__ = ["KHotOptimizer", "knee"]
+
+SHARE = 0.07  # of the fall of log loss from no term to all, that each term has to gain
+MOST = 10  # terms of an equation up to which k="auto" and `total` look, if `max_k` does not say
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def knee(loss: Tensor, k: Tensor, rows: float, columns: int) -> Tensor:
+    """Return log loss + k·SHARE of its whole fall along the path: a term must pay for a share of what all terms gain.
+
+    Criteria such as BIC take residuals for independent noise. Those of numerical derivatives are not: with thousands of
+    rows, terms that fit the error of the differentiation would pass.
+    """
+    logs = loss.clamp(min=1e-300).log()
+    return logs + k * SHARE * (logs[0] - logs[-1])
+
+
+class KHotOptimizer(BaseOptimizer):  # type: ignore[misc]
+    """Choose exactly k library terms for each equation: `min ‖ẋ − Θ·ξ‖²` such that at most k of ξ differ from 0.
+
+    The search is `khot.coding.splice`, which does not depend on the scale of the terms and needs no commercial solver.
+
+    Args:
+        k: terms of each equation: a number, one for each equation, or "auto", which chooses by `criterion` along the
+            path 0, 1, …, max_k. With `costs`, the budget.
+        total: instead of k, the terms of all equations together. They are divided so that Σ log ‖ẋ − Θ·ξ‖² over the
+            equations is least, which does not depend on the units of the states.
+        costs: what each library term costs, (terms,), > 0; so high powers can be dearer. With a number or numbers k.
+        criterion: for k="auto", (loss, k, rows, terms) → what to minimise.
+        max_k: where paths end; None for 10, or the number of terms if that is lower.
+        ridge: adds ridge·‖ξ‖² to the loss while terms are chosen, for noisy or nearly dependent libraries.
+        exchange: how many terms are exchanged at once in the search.
+        normalize_columns, initial_guess, copy_X, unbias: as in pysindy. `initial_guess` is only checked, not used.
+
+    Attributes:
+        coef_: (equations, terms), 0 where not chosen.
+        ind_: which terms are chosen.
+        history_: coefficients of 0, 1, … terms where a path was computed, otherwise the result alone.
+        path_: the `khot.coding.SplicePath`, or None.
+
+    Examples:
+        >>> t = np.linspace(0, 4, 400)
+        >>> x = np.stack([np.exp(-t) * np.cos(3 * t), np.exp(-t) * np.sin(3 * t)], 1)
+        >>> theta = np.stack([np.ones(400), x[:, 0], x[:, 1], x[:, 0] ** 2], 1)
+        >>> KHotOptimizer(2).fit(theta, np.gradient(x, t, axis=0, edge_order=2)).ind_
+        array([[False,  True,  True, False],
+               [False,  True,  True, False]])
+    """
+
+    def __init__(
+        self,
+        k: int | Sequence[int] | str = "auto",
+        *,
+        total: int | None = None,
+        costs: Any = None,
+        criterion: Criterion = knee,
+        max_k: int | None = None,
+        ridge: float = 0.0,
+        exchange: int = 2,
+        normalize_columns: bool = False,
+        initial_guess: np.ndarray | None = None,
+        copy_X: bool = True,
+        unbias: bool = True,
+    ) -> None:
+        super().__init__(
+            normalize_columns=normalize_columns, initial_guess=initial_guess, copy_X=copy_X, unbias=unbias
+        )
+        self.k = k
+        self.total = total
+        self.costs = costs
+        self.criterion = criterion
+        self.max_k = max_k
+        self.ridge = ridge
+        self.exchange = exchange
+
+    def _reduce(self, x: np.ndarray, y: np.ndarray) -> None:
+        """Choose the terms; x are the library's values (rows, terms), y the derivatives (rows, equations)."""
+        a, b = torch.tensor(np.asarray(x)), torch.tensor(np.asarray(y))
+        how: dict[str, Any] = {"ridge": self.ridge, "exchange": self.exchange}
+        self.path_: SplicePath | None = None
+        if isinstance(self.k, str):
+            _check.one_of("k", self.k, ("auto",))
+        elif self.total is not None:
+            raise ValueError(f"`k` and `total` cannot both be given; got k={self.k} and total={self.total}.")
+        if isinstance(self.k, str) and self.costs is not None:
+            raise ValueError('`costs` need a budget: `k` must be a number, or one for each equation; got "auto".')
+        if not isinstance(self.k, str):
+            costs = None if self.costs is None else torch.as_tensor(np.asarray(self.costs, dtype=np.float64))
+            found = splice(a, b, self.k, costs=costs, **how)
+            self.history_ = [found.coef.mT.numpy()]
+        else:
+            most = min(self.max_k if self.max_k is not None else MOST, *x.shape)
+            self.path_ = splice_path(a, b, most, **how)
+            if self.total is not None:
+                sizes = divide(self.path_.loss, self.total)
+            else:
+                sizes = self.path_.choose(self.criterion)
+            found = self.path_.at(sizes)
+            self.history_ = list(self.path_.coef.mT.numpy())
+        self.coef_ = found.coef.mT.numpy()
+        self.history_.append(self.coef_)
+
+
+def divide(loss: Tensor, total: int) -> Tensor:
+    """Divide a number of terms among equations such that Σ log loss is least, given the losses (K + 1, equations).
+
+    Exact, by dynamic programming over the equations.
+    """
+    most, equations = loss.shape[0] - 1, loss.shape[1]
+    _check.whole("total", total, most * equations, "`max_k` times the number of equations")
+    value = loss.clamp(min=1e-300).log().maximum(loss[0].clamp(min=1e-300).log() - 55)  # below, it is rounding
+    best, choices = torch.full((total + 1,), torch.inf, dtype=torch.float64), []
+    best[0] = 0.0
+    for equation in range(equations):
+        options = torch.full((most + 1, total + 1), torch.inf, dtype=torch.float64)
+        for k in range(min(most, total) + 1):
+            options[k, k:] = best[: total + 1 - k] + value[k, equation]
+        best, chosen = options.min(0)
+        choices.append(chosen)
+    sizes, left = [], total
+    for chosen in reversed(choices):
+        sizes.append(int(chosen[left]))
+        left -= sizes[-1]
+    return torch.tensor(sizes[::-1])
