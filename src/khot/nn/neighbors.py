@@ -3,6 +3,7 @@
 A metric is a function of queries (…, q, d) and keys (…, m, d) to distances (…, q, m); write your own like those here.
 """
 
+import math
 from collections.abc import Callable
 from numbers import Integral
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from ._precision import KeepsPrecision, shown, wide_dtype
 
 __all__ = ["Neighbors", "SoftNeighbors", "cosine", "euclidean", "neighbors_loss", "squared_euclidean"]
 
-CHUNK = 2**23  # distances that are computed at once while candidates are searched: 32 MB in float32
+CHUNK = 2**22  # distances that are computed at once while candidates are searched: 16 MB in float32
 Number = float | Tensor
 Metric = Callable[[Tensor, Tensor], Tensor]
 
@@ -39,7 +40,7 @@ def squared_euclidean(queries: Tensor, keys: Tensor) -> Tensor:
     # Subtract the same vector everywhere, so that a large common part does not round; NaN stays in its own column.
     center = keys.detach().nan_to_num(0.0, 0.0, 0.0).mean(-2, keepdim=True)
     a, b = queries - center, keys - center
-    return a.square().sum(-1).unsqueeze(-1) + b.square().sum(-1).unsqueeze(-2) - 2 * (a @ b.mT)
+    return (a @ (-2 * b).mT).add_(a.square().sum(-1).unsqueeze(-1)).add_(b.square().sum(-1).unsqueeze(-2))
 
 
 def euclidean(queries: Tensor, keys: Tensor) -> Tensor:
@@ -104,7 +105,7 @@ class SoftNeighbors(KeepsPrecision):
         >>> found.weights
         tensor([[0.8535, 0.8535, 0.2248, 0.0683]])
         >>> found.values
-        tensor([[1.7539]])
+        tensor([[1.7540]])
     """
 
     k: Number
@@ -129,7 +130,7 @@ class SoftNeighbors(KeepsPrecision):
         if ordered and design is not None:
             raise ValueError("`design` must be None if `ordered` is True: slots are not drawn. Choose one of the two.")
         if candidates is not None:
-            _check.at_least("candidates", candidates, 1 if isinstance(k, Tensor) else -int(-k // 1))
+            _check.at_least("candidates", candidates, 1 if isinstance(k, Tensor) else math.ceil(k))
         if isinstance(k, nn.Parameter):
             self.k = k
         elif isinstance(k, Tensor):
@@ -198,22 +199,21 @@ class SoftNeighbors(KeepsPrecision):
         self, q: Tensor, x: Tensor, heat: Number, mask: Tensor | None, own: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return the nearest candidates (…, q, c) and the weight of all others (…, q), a chunk of queries at a time."""
-        m, many = x.shape[-2], q.shape[-2]
+        m, c = x.shape[-2], min(int(self.candidates or x.shape[-2]), x.shape[-2])
         step = max(1, CHUNK // max(1, m * q.shape[:-2].numel()))
-        indices, dropped = [], []
-        for start in range(0, max(many, 1), step):
+        indices, dropped = q.new_empty(*q.shape[:-1], c, dtype=torch.int64), q.new_empty(q.shape[:-1])
+        for start in range(0, q.shape[-2], step):
             part = slice(start, start + step)
             k, T = (t[..., part] if isinstance(t, Tensor) and t.ndim and t.shape[-1] > 1 else t for t in (self.k, heat))
             scores = -self.metric(q[..., part, :], x)
             some = None if mask is None else mask[..., part, :]
             allowed = _allowed(some, None if own is None else own[..., part], m)
-            full = self.relaxation(scores, k, temperature=T, mask=allowed)
+            weights = self.relaxation(scores, k, temperature=T, mask=allowed)
             if allowed is not None:
-                scores = scores.masked_fill(~allowed, -torch.inf)
-            found = scores.topk(min(int(self.candidates or m), m)).indices
-            indices.append(found)
-            dropped.append(full.scatter(-1, found, 0.0).sum(-1))
-        return torch.cat(indices, -2), torch.cat(dropped, -1)
+                scores.masked_fill_(~allowed, -torch.inf)
+            found = scores.topk(c).indices
+            indices[..., part, :], dropped[..., part] = found, weights.scatter_(-1, found, 0.0).sum(-1)
+        return indices, dropped
 
     def _weigh(
         self, scores: Tensor, heat: Number, allowed: Tensor | None, generator: torch.Generator | None
