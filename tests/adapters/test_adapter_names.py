@@ -4,8 +4,13 @@ import importlib
 
 import pytest
 
+PUBLIC = {
+    "khot.sklearn": {"KHotNeighborhood", "KHotRegressor", "KHotSelector", "KSVD"},
+    "khot.hf": {"swap_routers"},
+}
 
-@pytest.mark.parametrize(("module", "public"), [("khot.sklearn", {"KHotSelector"}), ("khot.hf", {"swap_routers"})])
+
+@pytest.mark.parametrize(("module", "public"), PUBLIC.items())
 def test_the_public_names_of_adapters(module, public):
     made = importlib.import_module(module)
     assert {n for n in dir(made) if not n.startswith("_")} == public == set(made.__all__)
