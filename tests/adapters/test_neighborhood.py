@@ -47,7 +47,7 @@ def test_it_finds_the_column_that_matters(hidden, batch_size):
     assert learned.task_ == "classification"
     assert np.abs(learned.components_[:, 4]).sum() > 3 * np.abs(np.delete(learned.components_, 4, 1)).sum(0).max()
     assert learned.history_[-1]["loss"] < learned.history_[0]["loss"] / 2
-    assert learned.history_[-1]["step"] == learned.n_steps_ == 300
+    assert learned.history_[-1]["step"] == learned.n_steps_ == 200
     assert list(learned.get_feature_names_out()) == ["khotneighborhood0", "khotneighborhood1"]
 
 

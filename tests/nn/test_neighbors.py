@@ -144,6 +144,9 @@ def test_leave_one_out_never_sees_itself(candidates):
     some = SoftNeighbors(2)(x[[3, 7]], x, leave_one_out=torch.tensor([3, -1]))
     assert some.weights[0, 3] == 0
     assert some.weights[1, 7] > 0.5
+    all_keys = SoftNeighbors(12)(x[[3, 7]], x, leave_one_out=torch.tensor([3, -1])).weights
+    assert all_keys[0].isnan().all(), "there are eleven others"
+    assert (all_keys[1] == 1).all()
 
 
 @pytest.mark.parametrize("candidates", [None, 7])

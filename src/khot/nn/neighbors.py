@@ -173,7 +173,7 @@ class SoftNeighbors(KeepsPrecision):
             NaN does so to all queries.
         """
         batch = _check_vectors(queries, keys, values)
-        _check_k(self.k, keys.shape[-2] - (leave_one_out is not False))
+        _check_k(self.k, keys.shape[-2] - (leave_one_out is True))
         dtype, inner = queries.dtype, _shape.compute_dtype(queries.dtype)
         q, heat = queries.to(inner).expand(*batch, -1, -1), self.temperature if temperature is None else temperature
         x = keys.to(inner).expand(*batch, -1, -1)

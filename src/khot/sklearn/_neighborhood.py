@@ -85,7 +85,7 @@ class KHotNeighborhood(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         relaxation: Relaxation = sigmoid_topk,
         temperature: float = 1.0,
         init: Any = None,
-        max_steps: int = 300,
+        max_steps: int = 200,
         batch_size: int = 512,
         learning_rate: float = 0.1,
         random_state: int | np.random.RandomState | None = None,
