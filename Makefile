@@ -8,7 +8,7 @@ BIN := $(if $(filter Windows_NT,$(OS)),.venv/Scripts,.venv/bin)
 NATIVE := src/khot/kernels/native
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study moe selection sae sae-minilm kill clean
+.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study moe selection neighbors sae sae-minilm kill clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
@@ -107,6 +107,11 @@ moe: $(call stamp,test)
 selection: $(call stamp,test)
 	$(BIN)/python -m benchmarks.feature_selection
 	$(BIN)/python -m benchmarks.feature_selection_choices
+
+# Which map for nearest neighbours? A quarter of an hour; the files that docs/search.md shows. LMNN and MLKR need metric-learn.
+neighbors: $(call stamp,test)
+	$(BIN)/python -m benchmarks.neighbors
+	$(BIN)/python -m benchmarks.neighbors_memory
 
 # Which sparse autoencoder? Half an hour; the files that docs/sae.md shows, but for those of benchmarks/sae_minilm.py,
 # which needs a text and a language model (make sae-minilm).

@@ -1,7 +1,7 @@
 """How well hard k-NN predicts after learned maps: `KHotNeighborhood` beside NCA, LMNN, MLKR, PCA, LDA and two rivals.
 
 Accuracy on digits, wine and breast cancer; R² on diabetes and two synthetic sets. Ten splits, 70 % for training. The k
-of the final k-NN, the temperature and the like are the best on two other splits; so is whether features are
+of the final k-NN, temperature, learning rate and the like are the best on two other splits; so is whether features are
 standardised, for raw k-NN, and then the same for all methods. NeuralSort's and Xie and Ermon's relaxations are our
 re-implementations (rivals/neighbors.py), inside the same network, loss, optimiser and steps. LMNN and MLKR need
 metric-learn (pip install metric-learn), and are left out without it. `--npz FILE` adds a data set of yours, with arrays
@@ -12,13 +12,14 @@ one thread. Times are those of the processor.
 from __future__ import annotations
 
 import argparse
+import csv
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 import torch
@@ -47,6 +48,7 @@ SHARE = 0.3  # of the rows are tested on
 TUNING = (100, 101)
 KS = {"accuracy": (1, 3, 5, 9, 15), "R²": (3, 5, 9, 15, 25)}
 TEMPERATURES = (0.3, 1.0, 3.0)
+RATES = (0.03, 0.1)
 NETWORK = (128,)
 
 
@@ -97,14 +99,14 @@ def khot_map(c: int, steps: int, **options: Any) -> Any:
 
 def classifiers(is_plane: bool) -> dict[str, Method]:
     """Return the methods for classes; in two dimensions those that can."""
-    soft = {"temperature": TEMPERATURES}
+    soft = {"temperature": TEMPERATURES, "learning_rate": RATES}
     found = {
         "raw k-NN": Method(identity, {}),
         "PCA": Method(
             lambda c, steps, n=None: PCA(min(n or c, c), random_state=0), {} if is_plane else {"n": (8, 16, None)}
         ),
         "LDA": Method(lambda c, steps: make_pipeline(LinearDiscriminantAnalysis(), FunctionTransformer(first(c))), {}),
-        "NCA": Method(lambda c, steps: NeighborhoodComponentsAnalysis(c, random_state=0, max_iter=100), {}),
+        "NCA": Method(lambda c, steps: NeighborhoodComponentsAnalysis(c, random_state=0), {}),
         "LMNN (metric-learn)": Method(
             lambda c, steps, n: LMNN(n_neighbors=n, n_components=c, init="pca", max_iter=100, random_state=0),
             {"n": (3, 5)},
@@ -121,7 +123,7 @@ def classifiers(is_plane: bool) -> dict[str, Method]:
 
 def regressors() -> dict[str, Method]:
     """Return the methods for numbers."""
-    soft = {"temperature": (0.1, 0.3, 1.0)}
+    soft = {"temperature": (0.1, 0.3, 1.0), "learning_rate": RATES}
     found = {
         "raw k-NN": Method(identity, {}),
         "PCA": Method(lambda c, steps, n=None: PCA(min(n or c, c), random_state=0), {"n": (2, 5, None)}),
@@ -232,6 +234,13 @@ def run(plan: Plan, extra: Path | None = None) -> Iterator[Row]:
                     yield row._replace(data=f"{name}, standardised" if is_scaled else name)
 
 
+def read(path: Path) -> list[Row]:
+    """Return the rows of a CSV file."""
+    kinds = get_type_hints(Row)
+    with path.open(encoding="utf-8") as file:
+        return [Row(**{key: kinds[key](value) for key, value in row.items()}) for row in csv.DictReader(file)]
+
+
 def report(rows: Iterable[Row]) -> str:
     """Return a table for each number of dimensions and measure: means ± standard errors, and seconds."""
     rows, parts = list(rows), []
@@ -249,7 +258,8 @@ def report(rows: Iterable[Row]) -> str:
                 mine = [row for row in chosen if (row.method, row.data) == (method, name)]
                 mean, error = common.mean_and_error([100 * row.score for row in mine]) if mine else (np.nan, 0.0)
                 seconds = np.mean([row.seconds for row in mine]) if mine else np.nan
-                cells.append(f"{mean:.1f} ± {error:.1f} ({seconds:.2g} s)" if mine else "–")
+                took = f"{seconds:.2g} s" if seconds >= 0.01 else "< 0.01 s"
+                cells.append(f"{mean:.1f} ± {error:.1f} ({took})" if mine else "–")
             table.append([method, *cells])
         if table:
             parts.append(f"{title}, in per cent:\n\n{markdown_table([title.split(' ')[0], *names], table)}")
@@ -262,7 +272,7 @@ def draw(plan: Plan) -> Figure:
     data = split_of(x[: plan.rows], y[: plan.rows], "accuracy", plan.splits[0], False)
     maps = {
         "raw (PCA)": PCA(2, random_state=0),
-        "NCA": NeighborhoodComponentsAnalysis(2, random_state=0, max_iter=100),
+        "NCA": NeighborhoodComponentsAnalysis(2, random_state=0),
         "KHotNeighborhood, linear": khot_map(2, plan.steps),
         "KHotNeighborhood, network": khot_map(2, plan.steps, hidden=NETWORK),
     }
@@ -307,6 +317,7 @@ def main() -> int:
     is_interrupted = common.collect(run(plan, args.npz), rows)
     if rows:
         common.write(at.results / "neighbors.csv", common.to_csv(rows, digits=6))
+        rows = read(at.results / "neighbors.csv")  # as rounded there, so that the table is that of the file
         common.write(at.tables / "neighbors.md", report(rows))
     if not is_interrupted:
         common.save(draw(plan), at.images / "neighbors.svg")

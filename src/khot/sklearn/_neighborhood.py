@@ -86,7 +86,7 @@ class KHotNeighborhood(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         temperature: float = 1.0,
         init: Any = None,
         max_steps: int = 200,
-        batch_size: int = 512,
+        batch_size: int = 256,
         learning_rate: float = 0.1,
         random_state: int | np.random.RandomState | None = None,
         callback: Callable[[dict[str, float]], bool | None] | None = None,
