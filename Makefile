@@ -1,14 +1,17 @@
-# make run | test | check | examples | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | study | selection | sae | sae-minilm | moe | kill | clean
+# make run | test | check | examples | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | study | temperature | selection | sae | sae-minilm | sindy | moe | coding | kill | clean
 # One virtual environment, .venv, with khot installed editable; each target installs the extras it needs, once.
 
 PYTHON ?= python3
-# The version CI runs on; a plain `torch` would bring CUDA along on Linux. Override for a GPU: make TORCH=torch run
+# The version CI runs on. On Linux pip takes a build with CUDA, several GB; `make run BUILD=cpu` takes one without.
 TORCH ?= torch==2.13.0
+FROM := $(if $(filter cpu,$(BUILD)),--index-url https://download.pytorch.org/whl/cpu)
 BIN := $(if $(filter Windows_NT,$(OS)),.venv/Scripts,.venv/bin)
 NATIVE := src/khot/kernels/native
+EXTRA = $(if $(filter run,$*),select,$*)
+QUIET := $(shell test -t 2 || echo --quiet)
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study moe selection neighbors sae sae-minilm kill clean
+.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm coding sindy beams neighbors kill clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
@@ -44,10 +47,15 @@ doctest: $(call stamp,test)
 docs: $(call stamp,docs)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-figures: $(call stamp,docs)
-	$(BIN)/python docs/make_figures.py
+# What stands in the docs and is made from the code: names, line numbers and pictures. The last takes a minute and Chromium.
+figures: $(call stamp,test)
+	$(BIN)/python docs/make_api.py
 	$(BIN)/python docs/make_architecture.py
+	$(BIN)/python docs/make_figures.py
+	$(BIN)/python docs/make_beams.py
 	$(BIN)/python docs/make_melt.py
+	$(BIN)/python -m benchmarks.pictures
+	$(BIN)/python docs/make_screenshot.py
 
 # The C entry points under the address and undefined-behaviour sanitizers, with 100,000 random cases.
 SANITIZE := $(CXX) -O1 -g -std=c++17 -fopenmp -fno-math-errno -ffp-contract=off -fsanitize=address,undefined -fno-sanitize-recover=all -I$(NATIVE)
@@ -97,6 +105,10 @@ study: $(call stamp,test)
 	$(BIN)/python -m benchmarks.regression
 	$(BIN)/python -m benchmarks.vae
 
+# Which temperature? Five minutes; the files that docs/start/temperature.md shows.
+temperature: $(call stamp,test)
+	$(BIN)/python -m benchmarks.temperature
+
 # Which router? An hour; the files that docs/moe.md shows.
 moe: $(call stamp,test)
 	$(BIN)/python -m benchmarks.moe_theory
@@ -122,6 +134,22 @@ sae: $(call stamp,test)
 sae-minilm: $(call stamp,test)
 	$(BIN)/python -m benchmarks.sae_minilm examples/shakespeare.txt
 
+# Which pursuit, which dictionary, which subset? Half an hour; the files that docs/sparse-coding.md shows.
+coding: $(call stamp,test) $(call stamp,bench)
+	$(BIN)/python -m benchmarks.pursuit_speed
+	$(BIN)/python -m benchmarks.dictionary
+	$(BIN)/python -m benchmarks.best_subset
+	$(BIN)/python -m benchmarks.denoising
+
+# Which terms, and how many? A quarter of an hour; the tables of docs/sparse-coding.md about equations.
+sindy: $(call stamp,test)
+	$(BIN)/python -m benchmarks.sindy
+	$(BIN)/python -m benchmarks.sindy_criterion
+
+# Beams: the files that docs/search.md shows; ten minutes.
+beams: $(call stamp,test)
+	$(BIN)/python -m benchmarks.beams
+
 # Kill `khot select` and `khot sae` at random moments.
 kill: $(call stamp,test)
 	$(BIN)/python tests/kill_select.py 20
@@ -135,9 +163,11 @@ clean:
 	$(PYTHON) -m venv .venv
 
 # torch first and pinned, so that no extra pulls another build in.
-$(call stamp,run) $(call stamp,test) $(call stamp,lint) $(call stamp,docs) $(call stamp,release): $(call stamp,%): pyproject.toml hatch_build.py $(wildcard $(NATIVE)/*) | .venv/pyvenv.cfg
-	$(BIN)/python -m pip install --quiet "$(TORCH)" numpy
-	$(BIN)/python -m pip install --quiet --editable ".[$(if $(filter run,$*),select,$*)]"
+$(call stamp,run) $(call stamp,test) $(call stamp,lint) $(call stamp,docs) $(call stamp,release) $(call stamp,bench): $(call stamp,%): pyproject.toml hatch_build.py $(wildcard $(NATIVE)/*) | .venv/pyvenv.cfg
+	@echo "Installing $(TORCH), numpy and the extra $(EXTRA) of khot into .venv, once. About 0.5 GB are downloaded"
+	@echo "with a CPU build of torch, several GB with CUDA. 'make $* BUILD=cpu' asks for a CPU build."
+	$(BIN)/python -m pip install $(QUIET) $(FROM) "$(TORCH)" numpy
+	$(BIN)/python -m pip install $(QUIET) --editable ".[$(EXTRA)]"
 	@touch $@
 
 , := ,

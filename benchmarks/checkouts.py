@@ -161,7 +161,7 @@ def main() -> int:
     with Worker(common.ROOT) as new, Worker(args.before.resolve()) as old:
         rows, places = measure(new, old, shapes, threads, 3 if args.quick else args.rounds), common.places(args)
     common.write(places.results / "checkouts.csv", common.to_csv(rows, digits=4))
-    common.write(places.tables / "checkouts.md", report(rows))
+    common.write_table(places.tables / "checkouts.md", report(rows))
     common.show(args, rows, report(rows))
     return 0
 

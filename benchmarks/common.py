@@ -14,13 +14,17 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from statistics import fmean, stdev
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.figure import Figure
+
+from benchmarks.style import dark
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = (".svg", ".png", ".pdf")
@@ -61,6 +65,29 @@ def write(path: Path, content: str | bytes) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(content.encode() if isinstance(content, str) else content)
     os.replace(partial, path)
+
+
+def fill(page: str, name: str, content: str) -> str:
+    """Return a page with what stands between `<!-- name -->` and `<!-- /name -->` replaced."""
+    head, start, rest = page.partition(f"<!-- {name} -->")
+    _, end, tail = rest.partition(f"<!-- /{name} -->")
+    if not end:
+        raise LookupError(f"The page must have <!-- {name} --> and, after it, <!-- /{name} -->; it has not both.")
+    return f"{head}{start}\n\n{content.strip()}\n\n{end}{tail}"
+
+
+def pages_with(name: str) -> list[Path]:
+    """Return the pages of the docs that show a table."""
+    return [
+        page for page in sorted((ROOT / "docs").rglob("*.md")) if f"<!-- table: {name} -->" in page.read_text("utf-8")
+    ]
+
+
+def write_table(path: Path, content: str) -> None:
+    """Write a table; if it is a committed one, also into the pages that show it."""
+    write(path, content)
+    for page in pages_with(path.stem) if path.parent == COMMITTED.tables else []:
+        write(page, fill(page.read_text(encoding="utf-8"), f"table: {path.stem}", content))
 
 
 def record(row: Any) -> dict[str, Any]:
@@ -107,9 +134,9 @@ def study_files(
 
 
 def write_if(path: Path | None, text: Callable[[], str]) -> None:
-    """Write a file, if it is wanted."""
+    """Write a file, if it is wanted; a table also into its pages."""
     if path is not None:
-        write(path, text())
+        (write_table if path.suffix == ".md" else write)(path, text())
 
 
 def to_csv(rows: Sequence[Any], columns: Sequence[str] | None = None, digits: int | None = None) -> str:
@@ -164,15 +191,31 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
 def svg(figure: Figure) -> str:
     """Return a figure as SVG with fixed ids and no date: the same figure gives the same text."""
     text = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": "khot", "svg.fonttype": "none"}):
-        figure.savefig(text, format="svg", metadata={"Date": None})
+    with matplotlib.rc_context({"svg.hashsalt": "khot"}):
+        figure.savefig(text, format="svg", metadata={"Date": None}, facecolor="none")
     return text.getvalue()
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Save a figure as .svg, .png or .pdf; the same figure gives the same bytes."""
-    content = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "khot"}):
-        metadata = {"Date": None} if path.suffix == ".svg" else None
-        figure.savefig(content, format=path.suffix[1:], dpi=150, metadata=metadata)
-    write(path, content.getvalue())
+def write_picture(path: Path, figure: Figure) -> None:
+    """Write a figure as name.svg, and as name-dark.svg for dark grounds; or as .png or .pdf, on white."""
+    if path.suffix == ".svg":
+        content = svg(figure)
+        write(path, content)
+        write(path.with_name(f"{path.stem}-dark.svg"), dark(content))
+        return
+    raw = io.BytesIO()
+    figure.savefig(raw, format=path.suffix[1:], dpi=150, facecolor="white")
+    write(path, raw.getvalue())
+
+
+def read_rows(path: Path) -> list[SimpleNamespace]:
+    """Return the lines of a CSV, with numbers as numbers."""
+
+    def value(text: str) -> Any:
+        for kind in (int, float):
+            with suppress(ValueError):
+                return kind(text)
+        return text
+
+    with path.open(encoding="utf-8", newline="") as file:
+        return [SimpleNamespace(**{k: value(v) for k, v in line.items()}) for line in csv.DictReader(file)]

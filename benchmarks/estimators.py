@@ -321,7 +321,7 @@ def main() -> int:
     common.write_if(files.csv, lambda: common.to_csv(rows))
     common.write_if(files.markdown, lambda: to_markdown(rows))
     if files.plot:
-        common.save(figure(rows), files.plot)
+        common.write_picture(files.plot, figure(rows))
     common.show(args, rows, to_markdown(rows))
     return 130 if len(rows) < len(names) * len(objectives) else 0
 

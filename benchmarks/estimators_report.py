@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 
+from benchmarks.style import BLUE, INK, ORANGE, panels, styled
 from khot.bench import markdown_table
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
 OBJECTIVES = ("paper", "quadratic", "mlp")
 COLUMNS = ("bias", "variance", "error", "rel_bias", "rel_variance")
-COLORS = ("#d55e00", "#0072b2")  # told apart by colour-blind readers too
 TITLES = {"paper": "the paper's Σ(x − b)²", "quadratic": "zero-diagonal quadratic", "mlp": "tanh network"}
 
 
@@ -45,46 +45,33 @@ def number(value: float) -> str:
     return f"{value:.4f}".lstrip("0") if value < 0.01 else f"{value:.3f}".lstrip("0") if value < 1 else f"{value:.3g}"
 
 
+@styled
 def figure(rows: Sequence[Figures]) -> Figure:
-    """Relative bias against relative standard deviation for each objective, both on a log scale with 0 at the edge."""
+    """Relative bias and relative standard deviation of each estimator, a panel for each objective; 0 is at the edge."""
     objectives = [name for name in OBJECTIVES if any(row.objective == name for row in rows)]
-    picture = Figure(figsize=(5.4 * len(objectives), 5.6), layout="constrained")
-    named: dict[Any, list[tuple[float, float, str]]] = {}
-    for axes, objective in zip(picture.subplots(1, len(objectives), squeeze=False)[0], objectives, strict=True):
-        axes.set(
-            xscale="log",
-            yscale="log",
-            xlim=(7e-4, 30),
-            xlabel="relative bias (≤ 0.001 at the left edge)",
-            ylabel="relative standard deviation",
-            title=TITLES[objective],
-        )
-        points = [
-            (max(row.rel_bias, 1e-3), max(row.rel_variance, 1e-4) ** 0.5, row)
-            for row in rows
-            if row.objective == objective
-        ]
-        for x, y, row in points:
-            axes.plot(x, y, marker="s" if row.evaluations > 2 else "o", color=COLORS[row.evaluations > 2], markersize=6)
-        named[axes] = [(x, y, row.estimator.replace("_", " ")) for x, y, row in points]
+    names = list(dict.fromkeys(row.estimator for row in rows))
+    least, most = 1e-3, 30
+    picture, grid = panels(1, len(objectives), 1.3 + 0.33 * len(names), sharey=True)
+    for axes, objective in zip(grid[0], objectives, strict=True):
+        for row in (row for row in rows if row.objective == objective):
+            place, bias, spread = names.index(row.estimator), row.rel_bias, max(row.rel_variance, 0) ** 0.5
+            axes.plot(max(bias, least), place, "o", color=ORANGE, markersize=8)
+            axes.plot(
+                max(spread, least), place, "s", color=BLUE, markersize=7, markerfacecolor="none", markeredgewidth=2
+            )
+        axes.set(xscale="log", xlim=(0.7 * least, most), ylim=(len(names) - 0.5, -0.5), title=TITLES[objective])
+        axes.set_xticks((1e-3, 1e-2, 0.1, 1, 10), ("0", "0.01", "0.1", "1", "10"))
+        axes.minorticks_off()
+        axes.grid(True)
+    several = {row.estimator for row in rows if row.evaluations > 2}
+    grid[0][0].set_yticks(range(len(names)), [name + (" *" if name in several else "") for name in names])
+    for label in grid[0][0].get_yticklabels():
+        label.set_color(INK)
+    marks = [("o", ORANGE, "relative bias"), ("s", BLUE, "relative standard deviation")]
     handles = [
-        picture.axes[0].plot([], [], marker=m, color=c, linestyle="")[0] for m, c in zip("os", COLORS, strict=True)
+        grid[0][0].plot([], [], mark, color=colour, markerfacecolor=colour if mark == "o" else "none")[0]
+        for mark, colour, _ in marks
     ]
-    picture.legend(handles, ["1 or 2 evaluations", "8 or 32"], loc="outside upper center", ncols=2, frameon=False)
-    picture.draw_without_rendering()  # now it is known where points are
-    for axes, names in named.items():
-        _label(axes, names)
+    said = [text for *_, text in marks]
+    picture.legend(handles, said, loc="outside upper center", ncols=2)
     return picture
-
-
-def _label(axes: Any, points: list[tuple[float, float, str]]) -> None:
-    """Names beside points, moved up or down until none lies on another."""
-    taken: list[tuple[float, float, float]] = []  # left, right, middle, in points
-    for x, y, name in sorted(points, key=lambda point: -point[1]):
-        left, middle = axes.transData.transform((x, y)) * 72 / axes.figure.dpi
-        right = left + 5 + 4.6 * len(name)
-        for shift in (0, 10, -10, 20, -20, 30, -30):
-            if all(right < a or left > b or abs(middle + shift - m) > 9 for a, b, m in taken):
-                break
-        taken.append((left, right, middle + shift))
-        axes.annotate(name, (x, y), xytext=(5, shift - 3), textcoords="offset points", fontsize=8)

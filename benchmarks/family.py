@@ -46,7 +46,7 @@ def main() -> int:
     contenders = {name: ALL[name] for name in (*MEMBERS, "lapsum", BASE)}
     reports = [measure(contenders, Settings(shape=shape, k=k, budget=budget), common.say) for shape, k in cases]
     text = table(reports)
-    common.write(common.places(args).tables / "family-speed.md", text)
+    common.write_table(common.places(args).tables / "family-speed.md", text)
     common.show(args, (row for report in reports for row in records(report)), text)
     return 130 if any(report.interrupted for report in reports) else 0
 

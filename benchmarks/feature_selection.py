@@ -198,9 +198,9 @@ def main() -> int:
             return 130
         common.write(results, to_csv(measured))
     rows = from_csv(results.read_text(encoding="utf-8"))
-    common.write(places.tables / "feature-selection-recovery.md", recovery_table(rows))
-    common.write(places.tables / "feature-selection-scores.md", scores_table(rows))
-    common.write(places.images / "feature-selection.svg", common.svg(figure(rows)))
+    common.write_table(places.tables / "feature-selection-recovery.md", recovery_table(rows))
+    common.write_table(places.tables / "feature-selection-scores.md", scores_table(rows))
+    common.write_picture(places.images / "feature-selection.svg", figure(rows))
     common.show(args, rows, recovery_table(rows) + "\n" + scores_table(rows))
     return 130 if is_interrupted else 0
 

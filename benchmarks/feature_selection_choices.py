@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from benchmarks import common
 from benchmarks.common import mean_and_error
 from benchmarks.selection_report import Row, from_csv, to_csv, values
 from benchmarks.selection_sets import xor_in_noise
+from benchmarks.style import BLUE, GREEN, ORANGE, PINK, panels, styled
 from khot import estimators
 from khot.bench import markdown_table
 from khot.designs import Brewer, ConditionalPoisson, PlackettLuce, Sampford, Systematic
@@ -62,7 +64,7 @@ CHOICES: dict[str, dict[str, dict[str, Any]]] = {
         "reinmax, Sampford": {"estimator": estimators.reinmax, "design": Sampford},
     },
 }
-COLOURS = {"": "#d55e00", "relaxation": "#0072b2", "design": "#009e73", "estimator": "#cc79a7"}  # Okabe and Ito's
+COLOURS = {"": ORANGE, "relaxation": BLUE, "design": GREEN, "estimator": PINK}
 PANELS = {"digits": "accuracy on digits, k = 10", "XOR, 18 noise": "share found of XOR's two, 18 noise"}
 
 
@@ -121,11 +123,11 @@ def _plus_minus(of: Sequence[float], sign: str = "") -> str:
     return f"{mean:{sign}.3f} ± {error:.3f}"
 
 
+@styled
 def figure(rows: Sequence[Row]) -> Figure:
     """Dots with standard errors, a panel for each set; the line is the defaults'."""
     names = list(dict.fromkeys(row.method for row in rows))
-    picture = Figure(figsize=(11, 0.28 * len(names) + 1), layout="constrained")
-    grid = picture.subplots(1, len(PANELS), sharey=True)
+    picture, (grid,) = panels(1, len(PANELS), 0.3 * len(names) + 1, sharey=True)
     for axes, (name, label) in zip(grid, PANELS.items(), strict=True):
         for place, method in enumerate(names):
             if found := values(rows, set=name, method=method):
@@ -134,10 +136,8 @@ def figure(rows: Sequence[Row]) -> Figure:
                 axes.errorbar(mean, place, xerr=error, fmt="o", color=colour, ms=6, capsize=3)
                 if method == DEFAULT:
                     axes.axvline(mean, color=colour, linewidth=1, linestyle=":", zorder=0)
-        axes.set(xlabel=label, **({} if name == "digits" else {"xlim": (0, 1.05)}))
-        axes.grid(True, axis="x", color="0.92")
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
+        axes.set(xlabel=fill(label, 27), **({} if name == "digits" else {"xlim": (0, 1.05)}))
+        axes.grid(True, axis="x")
     grid[0].set_yticks(np.arange(len(names)), names)
     grid[0].set_ylim(len(names) - 0.5, -0.5)
     return picture
@@ -161,8 +161,8 @@ def main() -> int:
             return 130
         common.write(results, to_csv(measured))
     rows = from_csv(results.read_text(encoding="utf-8"))
-    common.write(places.tables / "feature-selection-choices.md", table(rows))
-    common.write(places.images / "feature-selection-choices.svg", common.svg(figure(rows)))
+    common.write_table(places.tables / "feature-selection-choices.md", table(rows))
+    common.write_picture(places.images / "feature-selection-choices.svg", figure(rows))
     common.show(args, rows, table(rows))
     return 130 if is_interrupted else 0
 

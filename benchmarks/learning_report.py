@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
+from textwrap import fill
 
 from matplotlib.figure import Figure
 
@@ -12,18 +13,19 @@ from benchmarks import common
 from benchmarks.common import mean_and_error
 from benchmarks.learners import LEARNERS
 from benchmarks.learning import BUDGET, Row, Study, run
+from benchmarks.style import BLUE, GOLD, GREEN, GREY, INK, ORANGE, PINK, SKY, YELLOW, panels, styled
 from khot.bench import markdown_table
 
-STYLE = {  # Okabe and Ito's colours; one kind of line for each family
-    "straight_through": ("#0072b2", "-"),
-    "simple": ("#56b4e9", "-"),
-    "imle": ("#cc79a7", "-"),
-    "relaxed": ("#e69f00", "--"),
-    "xie_ermon": ("#d55e00", "--"),
-    "score": ("#999999", "-."),
-    "rloo": ("#009e73", "-."),
-    "taylor": ("#000000", "-."),
-    "reinmax": ("#9a7d0a", "-."),
+STYLE = {  # one kind of line for each family
+    "straight_through": (BLUE, "-"),
+    "simple": (SKY, "-"),
+    "imle": (PINK, "-"),
+    "relaxed": (YELLOW, "--"),
+    "xie_ermon": (ORANGE, "--"),
+    "score": (GREY, "-."),
+    "rloo": (GREEN, "-."),
+    "taylor": (INK, "-."),
+    "reinmax": (GOLD, "-."),
 }
 
 
@@ -148,10 +150,10 @@ def records(study: Study, rows: Sequence[Row]) -> list[dict[str, object]]:
     return [{**place.pop("others"), **place} for place in flat]
 
 
+@styled
 def figure(study: Study, rows: Sequence[Row]) -> Figure:
     """A panel for each measure: means over seeds and their standard errors against evaluations; the references."""
-    picture = Figure(figsize=(5 * len(study.panels), 4.8), layout="constrained")
-    grid = picture.subplots(1, len(study.panels), squeeze=False)[0]
+    picture, (grid,) = panels(1, len(study.panels), 4.6)
     lines = study.references(sorted({row.seed for row in rows}))
     names = [place.estimator for place in ranking(study, rows)]
     names += [name for name in dict.fromkeys(row.estimator for row in rows) if name not in names]
@@ -164,22 +166,21 @@ def figure(study: Study, rows: Sequence[Row]) -> Figure:
                     points.setdefault(row.evaluations, []).append(getattr(row, measure))
             mean, error = zip(*(mean_and_error(values) for values in points.values()), strict=True)
             colour, line = STYLE[name]
-            axes.plot(list(points), mean, line, color=colour, label=name, linewidth=1.6)
+            axes.plot(list(points), mean, line, color=colour, label=name)
             low, high = ([m + sign * e for m, e in zip(mean, error, strict=True)] for sign in (-1, 1))
             axes.fill_between(list(points), low, high, color=colour, alpha=0.15, linewidth=0)
             shown += [*low[1:], *high[1:]]
         for (name, of), dash in zip(lines.items(), ((0, (1, 1)), (0, (1, 4))), strict=False):
             level = float(of[measure].mean())
-            axes.axhline(level, color="black", linestyle=dash, linewidth=1.2, label=name)
+            axes.axhline(level, color=INK, linestyle=dash, linewidth=1.4, label=name)
             shown.append(level)
         if shown:
             margin = 0.03 * (max(shown) - min(shown))
             axes.set_ylim(min(shown) - margin, max(shown) + margin)
-        axes.set(xlabel="evaluations of the objective", ylabel=label)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(True, color="0.93")
+        axes.set(xlabel="evaluations of the objective", title=fill(label, 28))
+        axes.grid(True)
     handles, labels = grid[0].get_legend_handles_labels()
-    picture.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False)
+    picture.legend(handles, labels, loc="outside lower center", ncols=4)
     return picture
 
 
@@ -197,6 +198,6 @@ def main(study: Study, doc: str | None) -> int:
     common.write_if(files.csv, lambda: common.to_csv(rows, digits=6))
     common.write_if(files.markdown, lambda: to_markdown(study, rows))
     if files.plot:
-        common.save(figure(study, rows), files.plot)
+        common.write_picture(files.plot, figure(study, rows))
     common.show(args, records(study, rows), to_markdown(study, rows))
     return 130 if {row.estimator for row in rows if row.step == effort.steps} < set(names) else 0

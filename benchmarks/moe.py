@@ -32,16 +32,17 @@ from benchmarks.moe_problems import (
     grid,
     train,
 )
+from benchmarks.style import BLUE, GREEN, GREY, ORANGE, PINK, panels, styled
 from khot.bench import markdown_table
 
 CASES = (("regression", 1), ("regression", 2), ("digits", 2))
 TITLES = {"regression": "Regression", "digits": "Digits"}
 SHOWN = {
-    "softmax_topk": ("#999999", "-"),
-    "sigmoid_gates": ("#009e73", "-."),
-    "noisy_topk": ("#cc79a7", ":"),
-    "sigma_topk": ("#0072b2", "-"),
-    "balanced_sigma_topk": ("#d55e00", "--"),
+    "softmax_topk": (GREY, "-"),
+    "sigmoid_gates": (GREEN, "-."),
+    "noisy_topk": (PINK, ":"),
+    "sigma_topk": (BLUE, "-"),
+    "balanced_sigma_topk": (ORANGE, "--"),
 }
 """In the figure; Okabe and Ito's colours."""
 
@@ -156,10 +157,10 @@ def verdict(of: dict[str, list[Row]], order: Sequence[str]) -> str:
     return said + (f" Behind the linear model: {', '.join(worse)}." if worse else " All are ahead of the linear model.")
 
 
+@styled
 def figure(rows: Sequence[Row]) -> Figure:
     """MaxVio and the entropy of routing over training, k = 2: means over seeds."""
-    picture = Figure(figsize=(9, 6.2), layout="constrained")
-    grid = picture.subplots(2, len(PROBLEMS), sharex=True, squeeze=False)
+    picture, grid = panels(2, len(PROBLEMS), 6.4, sharex=True)
     for column, name in enumerate(PROBLEMS):
         for axes, (measure, label) in zip(
             grid[:, column], {"violation": "MaxVio", "entropy": "entropy, nats"}.items(), strict=True
@@ -171,11 +172,11 @@ def figure(rows: Sequence[Row]) -> Figure:
                         points.setdefault(row.step, []).append(getattr(row, measure))
                 axes.plot(list(points), [fmean(v) for v in points.values()], line, color=colour, label=router)
             axes.set(ylim=(0, None), ylabel=label)
-            axes.grid(True, color="0.93")
+            axes.grid(True)
         grid[0, column].set_title(TITLES[name])
         grid[1, column].set_xlabel("step")
     handles, labels = grid[0, 0].get_legend_handles_labels()
-    picture.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
+    picture.legend(handles, labels, loc="outside lower center", ncols=3)
     return picture
 
 
@@ -210,8 +211,8 @@ def main() -> int:
         common.write(places.results / "moe_load.csv", to_csv(curves))
     found = from_csv((places.results / "moe.csv").read_text(encoding="utf-8"))
     curves = from_csv((places.results / "moe_load.csv").read_text(encoding="utf-8"))
-    common.write(places.tables / "moe.md", table(found))
-    common.write(places.images / "moe-load.svg", common.svg(figure(curves)))
+    common.write_table(places.tables / "moe.md", table(found))
+    common.write_picture(places.images / "moe-load.svg", figure(curves))
     common.show(args, found, table(found))
     return 130 if is_interrupted else 0
 

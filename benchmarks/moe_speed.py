@@ -152,7 +152,7 @@ def main() -> int:
         reports.append(measure(contenders(), settings, common.say))
     text, places = table(reports), common.places(args)
     rows = [row for report in reports for row in records(report)]
-    common.write(places.tables / "moe-speed.md", text)
+    common.write_table(places.tables / "moe-speed.md", text)
     common.write(places.results / "moe_speed.csv", to_csv(rows))
     common.show(args, rows, text)
     return 130 if any(report.interrupted for report in reports) else 0

@@ -22,13 +22,14 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from benchmarks import common
+from benchmarks.style import BLUE, INK, ORANGE, panels, styled
 
 ITERATIONS, TOLERANCE = 2000, 1e-6
 SIZES = tuple(int(n) for n in np.geomspace(100, 100_000, 20).round())
 REPETITIONS = 10
 ACTIVE = (1, 2)
 """K"""
-COLOURS = {1: "#d55e00", 2: "#0072b2"}
+COLOURS = {1: ORANGE, 2: BLUE}
 
 
 class Model(NamedTuple):
@@ -189,11 +190,11 @@ def slope(rows: Sequence[Row], field: str = "loss") -> tuple[float, float]:
     return tuple(np.polyfit(np.log(sizes), np.log(means), 1).tolist())
 
 
+@styled
 def figure(rows: Sequence[Row]) -> Figure:
     """The loss against n, its mean ± two standard deviations over repetitions, and the line."""
-    picture = Figure(figsize=(9, 4), layout="constrained")
     active = sorted({row.active for row in rows})
-    grid = picture.subplots(1, len(active), sharey=True, squeeze=False)[0]
+    picture, (grid,) = panels(1, len(active), 4.2, sharey=True)
     for axes, k in zip(grid, active, strict=True):
         of = [row for row in rows if row.active == k]
         sizes = np.array(sorted({row.size for row in of}))
@@ -202,10 +203,10 @@ def figure(rows: Sequence[Row]) -> Figure:
         axes.errorbar(sizes, mean, [np.minimum(2 * spread, 0.9 * mean), 2 * spread], fmt="o", ms=4, color=COLOURS[k])
         rate, constant = slope(of)
         label = f"slope {rate:.3f}".replace("-", "−")
-        axes.plot(sizes, np.exp(constant) * sizes**rate, "--", color="black", label=label, linewidth=1.2)
+        axes.plot(sizes, np.exp(constant) * sizes**rate, "--", color=INK, label=label, linewidth=1.2)
         axes.set(xscale="log", yscale="log", xlabel="n", title=f"K = {k}")
-        axes.grid(True, color="0.93")
-        axes.legend(frameon=False)
+        axes.grid(True)
+        axes.legend()
     grid[0].set_ylabel("Voronoi loss")
     return picture
 
@@ -219,7 +220,7 @@ def main() -> int:
         return 130
     places = common.places(args)
     common.write(places.results / "moe_theory.csv", common.to_csv(rows))
-    common.write(places.images / "moe-theory.svg", common.svg(figure(rows)))
+    common.write_picture(places.images / "moe-theory.svg", figure(rows))
     said = []
     for k in sorted({row.active for row in rows}):
         of = [row for row in rows if row.active == k]

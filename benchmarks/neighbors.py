@@ -4,7 +4,7 @@ Accuracy on digits, wine and breast cancer; R² on diabetes and two synthetic se
 of the final k-NN, temperature, learning rate and the like are the best on two other splits; so is whether features are
 standardised, for raw k-NN, and then the same for all methods. NeuralSort's and Xie and Ermon's relaxations are our
 re-implementations (rivals/neighbors.py), inside the same network, loss, optimiser and steps. LMNN and MLKR need
-metric-learn (pip install '.[study]'), and are left out without it. `--npz FILE` adds a data set of yours, with arrays
+metric-learn (pip install '.[bench]'), and are left out without it. `--npz FILE` adds a data set of yours, with arrays
 X and y. Writes results/neighbors.csv, docs/tables/neighbors.md and docs/img/neighbors.svg; about ten minutes on
 one thread. Times are those of the processor.
 """
@@ -318,7 +318,7 @@ def main() -> int:
     if rows:
         common.write(at.results / "neighbors.csv", common.to_csv(rows, digits=6))
         rows = read(at.results / "neighbors.csv")  # as rounded there, so that the table is that of the file
-        common.write(at.tables / "neighbors.md", report(rows))
+        common.write_table(at.tables / "neighbors.md", report(rows))
     if not is_interrupted:
         common.save(draw(plan), at.images / "neighbors.svg")
     common.show(args, rows, report(rows) if rows else "")

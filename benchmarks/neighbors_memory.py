@@ -117,7 +117,7 @@ def main() -> int:
             rows.append(Row(case, size, *pool.apply(measure, (prepare,))))
         common.say(case, len(rows), len(rows))
     common.write(at.results / "neighbors_memory.csv", common.to_csv(rows, digits=5))
-    common.write(at.tables / "neighbors-memory.md", report(rows))
+    common.write_table(at.tables / "neighbors-memory.md", report(rows))
     common.show(args, rows, report(rows))
     return 0
 

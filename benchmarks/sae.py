@@ -190,7 +190,7 @@ def main() -> int:
             return 130
         common.write(results, write_rows(done))
     found = read(results.read_text(encoding="utf-8"))
-    common.write(places.tables / "sae.md", table(found))
+    common.write_table(places.tables / "sae.md", table(found))
     write_figures(found, places.images)
     common.show(args, found, table(found))
     return 130 if is_interrupted else 0

@@ -78,7 +78,7 @@ def main() -> int:
         return 130
     places = common.places(args)
     common.write(places.results / "sae_minilm.csv", common.to_csv(rows))
-    common.write(places.tables / "sae-minilm.md", table(rows, data.tokens))
+    common.write_table(places.tables / "sae-minilm.md", table(rows, data.tokens))
     common.show(args, rows, table(rows, data.tokens))
     return 130 if is_interrupted else 0
 

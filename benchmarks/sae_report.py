@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks import common
+from benchmarks.style import BLUE, GREEN, GREY, ORANGE, WIDTH, styled
 from khot.bench import markdown_table
 
 FIGURES = ("fvu", "dead", "mmcs", "l0")
@@ -19,10 +20,10 @@ EDGES = np.arange(-6, 0.01, 0.25)
 PLAIN = "topk, hard"
 """What the others are compared with: a plain TopK autoencoder."""
 STYLES = {
-    "topk": ("#0072b2", "-", "o"),
-    "batch": ("#009e73", "--", "s"),
-    "feature": ("#d55e00", ":", "^"),
-    "ReLU + L1": ("#7f7f7f", "-.", "x"),
+    "topk": (BLUE, "-", "o"),
+    "batch": (GREEN, "--", "s"),
+    "feature": (ORANGE, ":", "^"),
+    "ReLU + L1": (GREY, "-.", "x"),
 }
 
 
@@ -105,38 +106,41 @@ def _verdict(rows: list[Row], name: str, figure: str, sign: int) -> str:
 def write_figures(rows: list[Row], folder: Path) -> None:
     """The three pictures."""
     for name, draw in (("density", density), ("l0", loss_against_l0), ("dead", dead)):
-        common.write(folder / f"sae-{name}.svg", common.svg(draw(rows)))
+        common.write_picture(folder / f"sae-{name}.svg", draw(rows))
 
 
+@styled
 def density(rows: list[Row]) -> Figure:
     """Histograms of the latents' densities, straight-through, the first seed."""
-    figure = Figure(figsize=(7.2, 3.8), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
     axes = figure.subplots()
     for kind, (color, dash, _) in list(STYLES.items())[:3]:
         found = [r for r in rows if (r.what, r.name, r.seed) == ("result", f"{kind}, straight-through", 0)]
         if found:
             axes.stairs(found[0].histogram, EDGES.tolist(), color=color, linestyle=dash, linewidth=2, label=kind)
     axes.set(xlabel="log10 of the fraction of tokens a latent is active for", ylabel="latents")
-    axes.legend(frameon=False)
+    axes.legend()
     return figure
 
 
+@styled
 def loss_against_l0(rows: list[Row]) -> Figure:
     """FVU against the active latents a token, k from 2 to 16."""
-    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 4.8), layout="constrained")
     axes = figure.subplots()
     for kind, (color, dash, marker) in STYLES.items():
         found = [r for r in rows if r.what == "sweep" and r.name.startswith(kind)]
         points = sorted((r.figures["l0"], r.figures["fvu"]) for r in found)
         axes.plot(*zip(*points, strict=True), color=color, linestyle=dash, marker=marker, label=kind)
     axes.set(xscale="log", yscale="log", xlabel="active latents a token (L0)", ylabel="FVU")
-    axes.legend(frameon=False)
+    axes.legend()
     return figure
 
 
+@styled
 def dead(rows: list[Row]) -> Figure:
     """The fraction of dead latents over training, the mean of the seeds."""
-    figure = Figure(figsize=(10.5, 3.8), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 4), layout="constrained")
     selectors = ("hard", "straight-through", "soft", "sampled")
     panels = figure.subplots(1, len(selectors), sharey=True)
     for axes, selector in zip(panels, selectors, strict=True):
@@ -147,5 +151,5 @@ def dead(rows: list[Row]) -> Figure:
             axes.plot(steps, 100 * np.array(means), color=color, linestyle=dash, label=kind)
         axes.set(title=selector, xlabel="step")
     panels[0].set_ylabel("dead latents, %")
-    panels[0].legend(frameon=False)
+    panels[0].legend()
     return figure

@@ -138,7 +138,7 @@ def main() -> int:
     rows = [row for threads in counts for row in measure(sizes, threads, rounds)]
     places = common.places(args)
     common.write(places.results / "sae_speed.csv", common.to_csv(rows))
-    common.write(places.tables / "sae-speed.md", table(rows))
+    common.write_table(places.tables / "sae-speed.md", table(rows))
     common.show(args, rows, table(rows))
     return 0
 

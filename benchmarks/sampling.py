@@ -131,7 +131,7 @@ def main() -> int:
         large.append(measure(marginals(n, k), Settings(shape=(n,), k=k, **how), common.say))
     text, places = table(reports, large), common.places(args)
     rows = [row for report in (*reports, *large) for row in records(report)]
-    common.write(places.tables / "sampling-speed.md", text)
+    common.write_table(places.tables / "sampling-speed.md", text)
     common.write(places.results / "sampling.csv", to_csv(rows))
     common.show(args, rows, text)
     return 130 if any(report.interrupted for report in (*reports, *large)) else 0

@@ -14,13 +14,14 @@ from matplotlib.figure import Figure
 
 from benchmarks import common
 from benchmarks.rivals import ALL
+from benchmarks.style import BLUE, GREEN, GREY, INK, ORANGE, PINK, SKY, WIDTH, YELLOW, styled
 from khot.bench import BASELINE, Contender, Report, Settings, measure, records, to_csv
 
 SAFE_SHARE = 0.7  # of the memory that is available
 BYTES = 4  # of a float32 score
 # Okabe and Ito's palette, which colour-blind readers can tell apart; markers repeat what the colours say.
-OURS = "#D55E00"
-COLOURS = ("#0072B2", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#000000", "#999999")
+OURS = ORANGE
+COLOURS = (BLUE, GREEN, YELLOW, SKY, PINK, INK, GREY)
 MARKERS = "osD^vP*Xdp<>h"
 
 
@@ -71,9 +72,10 @@ def run(sizes: list[int], limit: float, budget: float) -> tuple[list[Report], di
     return reports, left, False
 
 
+@styled
 def plot(rows: list[dict[str, Any]]) -> Figure:
     """Draw milliseconds against n, both logarithmic; khot thick, yardsticks dashed."""
-    figure = Figure(figsize=(8, 5.5), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 6), layout="constrained")
     axes = figure.subplots()
     for index, name in enumerate(name for name in ALL if any(row["name"] == name for row in rows)):
         points = [(int(row["shape"].split("x")[1]), row["forward_ms"]) for row in rows if row["name"] == name]
@@ -93,8 +95,8 @@ def plot(rows: list[dict[str, Any]]) -> Figure:
         )
     axes.set(xscale="log", yscale="log", xlabel="n, scores in one row", ylabel="forward, ms of CPU time, one thread")
     axes.set_title("Soft top-k of n scores, k = n/10, float32")
-    axes.grid(True, which="major", color="0.9")
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small")
+    axes.grid(True)
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 
@@ -111,7 +113,7 @@ def main() -> int:
     reports, left, is_interrupted = run(sizes, args.limit, budget)
     rows, places = [row for report in reports for row in records(report)], common.places(args)
     common.write(places.results / "scaling.csv", to_csv(rows))
-    common.write(places.images / "scaling.svg", common.svg(plot(rows)))
+    common.write_picture(places.images / "scaling.svg", plot(rows))
     text = [f"to n = {reports[-1].settings.n}", *(f"{name} left: {reason}" for name, reason in left.items())]
     common.show(args, rows, "\n".join(text))
     return 130 if is_interrupted else 0

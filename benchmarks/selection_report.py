@@ -12,24 +12,25 @@ from matplotlib.figure import Figure
 
 from benchmarks.common import mean_and_error
 from benchmarks.common import to_csv as rows_to_csv
+from benchmarks.style import BLUE, GREEN, GREY, GRID, INK, ORANGE, PINK, SKY, panels, styled
 from khot.bench import markdown_table
 
 NOTE = "<!-- Written by benchmarks/feature_selection.py; do not edit. -->"
 STYLE = {  # Okabe and Ito's colours
-    "khot": ("#d55e00", "o"),
-    "khot, for each row, relaxed": ("#d55e00", "*"),
-    "khot, for each row, sampled": ("#d55e00", "X"),
-    "L2X, for each row": ("#000000", "*"),
-    "concrete": ("#0072b2", "s"),
-    "STG, λ = 0.1": ("#56b4e9", "D"),
-    "STG, λ = 1": ("#56b4e9", "P"),
-    "STG, λ = 3": ("#56b4e9", "h"),
-    "F test": ("#009e73", "^"),
-    "mutual information": ("#009e73", "v"),
-    "L1": ("#cc79a7", "<"),
-    "RFE": ("#cc79a7", ">"),
-    "random": ("#999999", "."),
-    "all features": ("#000000", "d"),
+    "khot": (ORANGE, "o"),
+    "khot, for each row, relaxed": (ORANGE, "*"),
+    "khot, for each row, sampled": (ORANGE, "X"),
+    "L2X, for each row": (INK, "*"),
+    "concrete": (BLUE, "s"),
+    "STG, λ = 0.1": (SKY, "D"),
+    "STG, λ = 1": (SKY, "P"),
+    "STG, λ = 3": (SKY, "h"),
+    "F test": (GREEN, "^"),
+    "mutual information": (GREEN, "v"),
+    "L1": (PINK, "<"),
+    "RFE": (PINK, ">"),
+    "random": (GREY, "."),
+    "all features": (INK, "d"),
 }
 PER_ROW = "khot, for each row, relaxed"
 RIVALS = (
@@ -153,10 +154,10 @@ def scores_table(rows: Sequence[Row]) -> str:
     return "\n\n".join([NOTE, markdown_table(["", *names], lines), notes + RIVALS, ahead, *left]) + "\n"
 
 
+@styled
 def figure(rows: Sequence[Row]) -> Figure:
     """Dots with standard errors: shares found on the left, accuracies on the right."""
-    picture = Figure(figsize=(11, 7.2), layout="constrained")
-    left, right = picture.subplots(1, 2)
+    picture, ((left, right),) = panels(1, 2, 7.6)
     known = {row.set: {"set": row.set, "measure": "found"} for row in rows if row.measure == "found"}
     real = {
         f"{row.set}, k = {row.k},\n{MODELS[row.measure]}": {"set": row.set, "k": row.k, "measure": row.measure}
@@ -171,7 +172,7 @@ def figure(rows: Sequence[Row]) -> Figure:
     for axes in (left, right):
         seen |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     order = [name for name in STYLE if name in seen]
-    picture.legend([seen[name] for name in order], order, loc="outside lower center", ncols=4, frameon=False)
+    picture.legend([seen[name] for name in order], order, loc="outside lower center", ncols=4)
     return picture
 
 
@@ -186,9 +187,7 @@ def _dots(axes: Axes, rows: Sequence[Row], lines: dict[str, dict[str, object]]) 
             label = method if place == 0 or method not in axes.get_legend_handles_labels()[1] else None
             axes.errorbar(mean, y, xerr=error, fmt=marker, color=colour, ms=5, elinewidth=1, label=label)
         if place % 2:
-            axes.axhspan(place - 0.5, place + 0.5, color="0.96", zorder=0)
+            axes.axhspan(place - 0.5, place + 0.5, color=GRID, alpha=0.5, zorder=0, linewidth=0)
     axes.set_yticks(range(len(lines)), list(lines))
     axes.set_ylim(len(lines) - 0.5, -0.5)
-    axes.grid(True, axis="x", color="0.9")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(True, axis="x")

@@ -169,7 +169,7 @@ def main() -> int:
     torch.set_num_threads(1)  # so that no order of summation depends on the machine's cores
     rows = measure(CASES[:1] if args.quick else CASES)
     text = report(rows)
-    common.write(common.places(args).tables / "solver-error.md", text)
+    common.write_table(common.places(args).tables / "solver-error.md", text)
     common.show(args, ({**row._asdict(), "errors": row.errors._asdict()} for row in rows), text)
     return 0
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import os
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -130,9 +129,7 @@ def readme(rows: list[Record]) -> str:
 
 def with_table(text: str, rows: list[Record]) -> str:
     """The README's text with its table replaced."""
-    return re.sub(
-        "(<!-- speed -->\n).*(\n<!-- /speed -->)", lambda m: m[1] + readme(rows) + m[2], text, count=1, flags=re.DOTALL
-    )
+    return common.fill(text, "speed", readme(rows))
 
 
 def losses(rows: list[Record]) -> str:
@@ -222,7 +219,7 @@ def main() -> int:
     write_all(reports, load, places.results)
     if places == COMMITTED and not args.cases and not is_interrupted and 1 in args.threads:
         rows = read(COMMITTED.results / "speed.csv")
-        common.write(COMMITTED.tables / "speed.md", ratios(rows))
+        common.write_table(COMMITTED.tables / "speed.md", ratios(rows))
         common.write(ROOT / "README.md", with_table((ROOT / "README.md").read_text(encoding="utf-8"), rows))
     broken = dict.fromkeys(f"{r.name}: {'; '.join(r.flags)}" for report in reports for r in report.results if r.flags)
     text = "\n".join([f"{len(reports)} measurements; see {places.results}", *broken])

@@ -13,6 +13,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 
 import khot
 from benchmarks import common
+from benchmarks.style import BLUE, GREEN, INK, ORANGE, SKY, WIDTH, styled
 from khot.bench import markdown_table
 from khot.metrics import chamfer_cosine
 
@@ -215,17 +217,23 @@ def tables(rows: list[Row]) -> str:
 
 
 STYLE = {
-    "halving, double exponential": ("#0072B2", "s-"),
-    "halving, linear": ("#56B4E9", "D-"),
-    "iterative": ("#009E73", "^-"),
-    "ladder": ("#D55E00", "o-"),
+    "halving, double exponential": (BLUE, "s-"),
+    "halving, linear": (SKY, "D-"),
+    "iterative": (GREEN, "^-"),
+    "ladder": (ORANGE, "o-"),
 }
 
 
-def draw(rows: list[Row], value: str, ylabel: str, log: bool) -> str:
+QUALITY = ("nccs", "normalised Chamfer cosine", False)
+TIME = ("ms_per_item", "ms per item", True)
+"""What the two pictures show: a column, its label, and whether its axis is logarithmic."""
+
+
+@styled
+def draw(rows: list[Row], value: str, ylabel: str, log: bool) -> Figure:
     """A figure with a panel per k: a quantity against n, each method at its best setting."""
     ks = [k for k in KS if sum(r.k == k for r in rows)]
-    figure = Figure(figsize=(10, 2.9 * math.ceil(len(ks) / 3)), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 0.9 + 2.9 * math.ceil(len(ks) / 3)), layout="constrained")
     grid = figure.subplots(math.ceil(len(ks) / 3), min(3, len(ks)), sharey=True, squeeze=False).flatten()
     for axes in grid[len(ks) :]:
         axes.set_axis_off()
@@ -235,22 +243,26 @@ def draw(rows: list[Row], value: str, ylabel: str, log: bool) -> str:
             axes.plot([r.n for r in points], [getattr(r, value) for r in points], form, color=colour, label=name, ms=4)
         if value == "nccs":
             plain = [r for r in rows if (r.k, r.method, r.parameter) == (k, "iterative", 1.0)]
-            axes.plot(
-                [r.n for r in plain], [r.nccs for r in plain], "^:", color="#009E73", label="iterative, α = 1", ms=4
-            )
+            axes.plot([r.n for r in plain], [r.nccs for r in plain], "^:", color=GREEN, label="iterative, α = 1", ms=4)
             paper = [(n, v) for (n, at), v in PUBLISHED.items() if at == k]
-            axes.plot(*zip(*paper, strict=True), "x", color="black", label="published", ms=5, zorder=3)
+            axes.plot(*zip(*paper, strict=True), "x", color=INK, label="published", ms=5, zorder=3)
         axes.set(xscale="log", title=f"k = {k}", xlabel="n")
-        axes.set_xticks(NS, map(str, NS))
+        axes.set_xticks(NS, [str(n) if i % 2 == 0 else "" for i, n in enumerate(NS)])
         axes.minorticks_off()
         if log:
             axes.set_yscale("log")
-        axes.grid(True, color="0.92")
+        axes.grid(True)
     for axes in grid[:: min(3, len(ks))]:
         axes.set_ylabel(ylabel)
     handles, labels = grid[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-    return common.svg(figure)
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    return figure
+
+
+def write_figures(rows: list[Row], folder: Path) -> None:
+    """The two pictures."""
+    common.write_picture(folder / "halving-quality.svg", draw(rows, *QUALITY))
+    common.write_picture(folder / "halving-time.svg", draw(rows, *TIME))
 
 
 def main() -> int:
@@ -269,9 +281,8 @@ def main() -> int:
         return 130
     places = common.places(args)
     common.write(places.results / "successive_halving.csv", common.to_csv(rows))
-    common.write(places.tables / "successive-halving.md", tables(rows))
-    common.write(places.images / "halving-quality.svg", draw(rows, "nccs", "normalised Chamfer cosine", log=False))
-    common.write(places.images / "halving-time.svg", draw(rows, "ms_per_item", "ms per item", log=True))
+    common.write_table(places.tables / "successive-halving.md", tables(rows))
+    write_figures(rows, places.images)
     common.show(args, rows, tables(rows))
     return 130 if is_interrupted else 0
 

@@ -147,7 +147,7 @@ def main() -> int:
     short = measure_short(((64, 8), (32, 16)) if args.quick else SHAPES, rounds)
     for name, table, text in (("worst", rows, report(rows, n)), ("worst-short", short, report_short(short))):
         common.write(places.results / f"{name}.csv", common.to_csv(table))
-        common.write(places.tables / f"{name}.md", text)
+        common.write_table(places.tables / f"{name}.md", text)
     worst, worst_short = max(row.times_sigmoid for row in rows), max(case.ratio for case in short)
     verdict = f"worst: {worst:.1f} × torch.sigmoid; of short rows {worst_short:.1f} × normal scores"
     common.show(args, [*rows, *short], verdict)

@@ -10,8 +10,11 @@ import ast
 import re
 from pathlib import Path
 
+from benchmarks.style import dark
+
 ROOT = Path(__file__).parents[1]
 PACKAGE, PAGE, PICTURE = ROOT / "src" / "khot", ROOT / "docs" / "architecture.md", ROOT / "docs" / "img" / "rooms.svg"
+DARK = PICTURE.with_name("rooms-dark.svg")
 REFERENCE = re.compile(r"`(?P<path>[\w/]+\.py):(?P<line>\d+)` `(?P<name>\w+(\.\w+)?)`")
 WIDTH, ROW, BOX, GAP = 900, 78, 34, 12
 
@@ -79,7 +82,7 @@ def picture(graph: dict[str, set[str]]) -> str:
             f'<text x="{x:.0f}" y="{y + 5:.0f}">{room}</text>'
         )
     style = (
-        "path{fill:none;stroke:#9aa5ae;stroke-width:1.2}rect{fill:#fcfbf8;stroke:#0072b2}"
+        "path{fill:none;stroke:#9aa5ae;stroke-width:1.2}rect{fill:#fbfbfb;stroke:#0072b2}"
         "text{font:15px DejaVu Sans,sans-serif;text-anchor:middle;fill:#22303c}"
     )
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {tall}" role="img">'
@@ -110,6 +113,8 @@ def referenced(page: str) -> str:
 
 
 if __name__ == "__main__":
-    PICTURE.write_text(picture(imports()))
+    light = picture(imports())
+    PICTURE.write_text(light)
+    DARK.write_text(dark(light))
     PAGE.write_text(referenced(PAGE.read_text()))
     print(f"wrote {PICTURE.relative_to(ROOT)} and {PAGE.relative_to(ROOT)}")

@@ -1,12 +1,11 @@
 """Draw the pictures of the README and the docs.
 
-`python docs/make_figures.py` writes docs/img/*.svg, the same bytes each time.
+`python docs/make_figures.py` writes docs/img/*.svg, each for light and for dark grounds, the same bytes each time.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 import torch
@@ -16,37 +15,23 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import khot
+from benchmarks.common import write_picture
+from benchmarks.style import BLUE, FAINT, GOLD, GREEN, INK, ORANGE, PAPER, PINK, SKY, STYLE
 from khot.designs import Brewer, ConditionalPoisson, Design, Pareto, Pivotal, PlackettLuce, Sampford, Systematic
 
 OUT = Path(__file__).parent / "img"
-PAPER, INK, FAINT = "#fcfbf8", "#22303c", "#9aa5ae"
-BLUE, ORANGE, GREEN = "#0072b2", "#d55e00", "#009e73"  # Okabe and Ito: told apart by colour-blind readers too
 MEMBERS = {
     "sigmoid": (khot.sigmoid_topk, BLUE, "-"),
-    "Laplace": (khot.laplace_topk, "#56b4e9", "--"),
+    "Laplace": (khot.laplace_topk, SKY, "--"),
     "normal": (khot.normal_topk, GREEN, "-."),
-    "Cauchy": (khot.cauchy_topk, "#cc79a7", ":"),
+    "Cauchy": (khot.cauchy_topk, PINK, ":"),
     "Euclidean": (khot.euclidean_topk, ORANGE, "-"),
-    "power, p = 4/3": (khot.power_topk, "#b8860b", "--"),
+    "power, p = 4/3": (khot.power_topk, GOLD, "--"),
 }
 SCORES = torch.tensor([0.9, -0.6, 2.2, 0.3, -2.0, 1.3, 1.8, -1.1, -0.1, -2.6], dtype=torch.float64)
 K = 3
 SIX = torch.tensor([0.07, 0.17, 0.41, 0.61, 0.83, 0.91], dtype=torch.float64)
 ORDERS = 2000  # what is said of random orders is the mean over so many
-
-STYLE: dict[Any, Any] = {
-    **dict.fromkeys(("figure.facecolor", "axes.facecolor"), PAPER),
-    "axes.edgecolor": FAINT,
-    **dict.fromkeys(("axes.spines.right", "axes.spines.top"), False),
-    "axes.titlesize": 13,
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so the bytes are the same everywhere
-    "font.size": 12,
-    **dict.fromkeys(("text.color", "xtick.color", "ytick.color", "axes.labelcolor", "axes.titlecolor"), INK),
-    "lines.linewidth": 2.4,
-    "lines.solid_capstyle": "round",
-    **dict.fromkeys(("figure.constrained_layout.w_pad", "figure.constrained_layout.h_pad"), 0.13),
-    "svg.hashsalt": "khot",
-}
 
 
 def hero() -> Figure:
@@ -121,7 +106,7 @@ def temperature() -> Figure:
     ax.set_xticks((0.01, 0.1, 1, 10, 100), ("0.01", "0.1", "1", "10", "100"))
     ax.set(xlabel="temperature T", ylabel="$σ_3(x)$, one line per score")
     bar = mpl.cm.ScalarMappable(cmap=mpl.colors.ListedColormap([colors[i] for i in SCORES.argsort().tolist()]))
-    fig.colorbar(bar, ax=ax, ticks=(), label="least → greatest score", pad=0.01, aspect=24, fraction=0.05)
+    fig.colorbar(bar, ax=ax, ticks=(), label="smallest → largest score", pad=0.01, aspect=24, fraction=0.05)
     return fig
 
 
@@ -204,7 +189,7 @@ def design_inclusion() -> Figure:
         worst = [float((design(SIX.repeat(m)).mean - SIX.repeat(m)).abs().max()) for m in copies]
         axes[2].plot([6 * m for m in copies], worst, color=color, marker=marker, linewidth=1.4)
         axes[2].text(*place, name, color=color)
-    axes[2].set(title="copies of the six", xlabel="items", ylabel="greatest error", xscale="log", yscale="log")
+    axes[2].set(title="copies of the six", xlabel="items", ylabel="largest error", xscale="log", yscale="log")
     axes[2].set_xticks((6, 48, 384), ("6", "48", "384"))
     axes[2].minorticks_off()
     axes[2].set_ylim(3e-7, 0.6)
@@ -221,16 +206,17 @@ def design_pairs() -> Figure:
         "Pivotal, random order": Pivotal(probs).expand((ORDERS,)).fix_order(generator()).covariance_matrix.mean(0),
         "ConditionalPoisson": ConditionalPoisson(probs).covariance_matrix,
     }
-    colors = mpl.colors.LinearSegmentedColormap.from_list("khot", [ORANGE, "#f0c9a8", PAPER, "#a9cce3", BLUE])
-    colors.set_bad("#e4e2dc")
+    ends = [(*mpl.colors.to_rgb(color), alpha) for color, alpha in ((ORANGE, 1), (ORANGE, 0), (BLUE, 0), (BLUE, 1))]
+    places = (0, 0.5, 0.5, 1)  # nothing in the middle: the ground shows, light or dark
+    colors = mpl.colors.LinearSegmentedColormap.from_list("khot", list(zip(places, ends, strict=True)), N=49)
     norm = mpl.colors.SymLogNorm(linthresh=0.01, vmin=-1, vmax=1)
     fig, axes = plt.subplots(1, 4, figsize=(10, 3.75), layout="constrained")
     for ax, (name, covariance) in zip(axes, covariances.items(), strict=True):
         deviation = covariance.diagonal().sqrt()
         correlation = (covariance / deviation / deviation[:, None]).fill_diagonal_(torch.nan)
-        fine = correlation.repeat_interleave(16, 0).repeat_interleave(16, 1)  # viewers that blur have little to blur
-        image = ax.imshow(fine, cmap=colors, norm=norm, interpolation="none")
-        ax.set(xticks=(), yticks=(), xlabel="item", ylabel="item" if ax is axes[0] else "")
+        image = ax.pcolormesh(correlation, cmap=colors, norm=norm)
+        ax.set(xticks=(), yticks=(), xlabel="item", ylabel="item" if ax is axes[0] else "", aspect="equal")
+        ax.invert_yaxis()
         ax.set_title(name, fontsize=11)
         ax.spines[:].set_visible(False)
     ticks = (-1, -0.1, -0.01, 0, 0.01, 0.1, 1)
@@ -239,6 +225,7 @@ def design_pairs() -> Figure:
     bar.minorticks_off()
     bar.set_label("correlation of two items")
     bar.outline.set_visible(False)
+    bar.solids.set_rasterized(False)
     return fig
 
 
@@ -269,9 +256,9 @@ def design_entropy() -> Figure:
     for row, share in enumerate(least):
         ax.axhline(row, color=FAINT, linewidth=0.6, zorder=0)
         ax.text(102, row, f"{share:.2f} %", va="center", fontsize=11)
-    ax.text(102, -0.8, "least", fontsize=11, fontweight="bold")
+    ax.text(102, -0.8, "smallest", fontsize=11, fontweight="bold")
     ax.set_yticks(range(len(designs)), list(designs))
-    ax.set(xlim=(30, 101), ylim=(len(designs) - 0.5, -0.5), xlabel="% of the greatest entropy with the same mean")
+    ax.set(xlim=(30, 101), ylim=(len(designs) - 0.5, -0.5), xlabel="% of the largest entropy with the same mean")
     ax.tick_params(axis="y", length=0)
     ax.legend(frameon=False, loc="lower center", fontsize=11, ncols=3, bbox_to_anchor=(0.5, 1))
     return fig
@@ -300,7 +287,7 @@ def main() -> None:
     with mpl.rc_context(STYLE):
         for draw in relaxations + designs:
             fig, name = draw(), draw.__name__.replace("_", "-")
-            fig.savefig(OUT / f"{name}.svg", metadata={"Date": None})
+            write_picture(OUT / f"{name}.svg", fig)
             plt.close(fig)
 
 

@@ -1,6 +1,5 @@
 """A page in Chromium, driven over the DevTools protocol on two pipes: no driver, no package, no network."""
 
-import fcntl
 import json
 import os
 import select
@@ -12,7 +11,12 @@ import time
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+try:
+    import fcntl
+except ImportError:  # Windows, whose programs take no pipes by number
+    BROWSER = None
+else:
+    BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 REQUIRED = bool(os.environ.get("KHOT_BROWSER"))
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),

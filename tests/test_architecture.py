@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import khot
+from benchmarks.style import dark
 from docs import make_architecture as page
 from khot import ops
 
@@ -48,9 +49,21 @@ def test_nobody_imports_another_rooms_private_file():
     assert len(private_doors(PACKAGE / "nn" / "moe.py", wrong)) == 2, "the check finds what it should"
 
 
+SPARSE_CODING = {"coding", "sindy.py", "best_subset.py", "pursuit.py", "_ksvd.py", "_regressor.py", "_sparse.py"}
+NEIGHBORS = {"neighbors.py", "_neighborhood.py"}
+LINES = {"sparse coding": 1_720, "search": 615, "neighbours": 620, "the rest": 12_625}
+"""Ratchets: lower them when code shrinks, and give each application one of its own."""
+
+
 def test_the_library_stays_small():
     assert len([path for path in FILES if path.read_text().strip()]) <= 110
-    assert sum(len(path.read_text().splitlines()) for path in FILES) <= 12_750
+    lines = dict.fromkeys(LINES, 0)
+    for path in FILES:
+        parts = path.relative_to(PACKAGE).parts
+        area = "sparse coding" if SPARSE_CODING.intersection(parts) else "search" if "search" in parts else "the rest"
+        area = "neighbours" if NEIGHBORS.intersection(parts) else area
+        lines[area] += len(path.read_text().splitlines())
+    assert all(lines[name] <= most for name, most in LINES.items()), lines
 
 
 def khot_files(call):
@@ -93,6 +106,7 @@ def test_the_page_and_its_picture_are_true():
     text = page.PAGE.read_text()
     assert page.referenced(text) == text, "run `python docs/make_architecture.py`"
     assert page.PICTURE.read_text() == page.picture(page.imports()), "run `python docs/make_architecture.py`"
+    assert page.DARK.read_text() == dark(page.PICTURE.read_text())
     assert len(page.REFERENCE.findall(text)) >= 8
     shifted = page.REFERENCE.sub(lambda m: m[0].replace(m["line"], str(int(m["line"]) + 1)), text)
     assert page.referenced(shifted) != shifted

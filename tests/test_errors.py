@@ -42,8 +42,10 @@ FAMILY = [khot.sigmoid_topk, khot.log_sigmoid_topk, khot.threshold]
             (x, 2),
             {"mask": torch.ones(5)},
             TypeError,
-            "`mask` must be boolean (True = may be chosen); got torch.float32",
+            "`mask` must be boolean (True = may be chosen); got torch.float32. Use `mask.bool()` for 0 and 1, or "
+            "`mask == 0` for an additive mask (0 = allowed, −inf = not).",
         ),
+        ((x, 2), {"mask": torch.ones(5, dtype=torch.int64)}, TypeError, "got torch.int64. Use `mask.bool()`."),
         ((x, 2), {"mask": [True] * 5}, TypeError, "`mask` must be a boolean torch.Tensor or None; got list."),
         ((x, 2), {"mask": torch.ones(5, dtype=torch.bool, device="meta")}, ValueError, "`mask` must be on the device"),
     ],

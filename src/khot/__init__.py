@@ -8,6 +8,7 @@ from . import estimators as estimators
 from . import kernels as kernels
 from . import metrics as metrics
 from . import nn as nn
+from . import search as search
 from . import testing as testing
 from ._version import __version__ as __version__
 from .designs import horvitz_thompson as horvitz_thompson

@@ -1,5 +1,5 @@
 """`python -m khot` is the command `khot`."""
 
-from .cli import main
+from khot_cli import main
 
 main()

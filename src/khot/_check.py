@@ -97,7 +97,9 @@ def mask(value: Any, x: Tensor) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"`mask` must be a boolean torch.Tensor or None; got {type(value).__name__}.")
     if value.dtype != torch.bool:
-        raise TypeError(f"`mask` must be boolean (True = may be chosen); got {value.dtype}. Use `mask.bool()`.")
+        additive = " for 0 and 1, or `mask == 0` for an additive mask (0 = allowed, −inf = not)"
+        fix = f"Use `mask.bool()`{additive if value.is_floating_point() else ''}."
+        raise TypeError(f"`mask` must be boolean (True = may be chosen); got {value.dtype}. {fix}")
     _like_x("mask", value, x)
 
 

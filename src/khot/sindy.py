@@ -1,37 +1,41 @@
 """Sparse identification of dynamical systems with exactly k terms: an optimizer for pysindy."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from pysindy.optimizers import BaseOptimizer
 from torch import Tensor
 
 from . import _check
-from .coding import Criterion, SplicePath, splice, splice_path
+from ._extras import require
+from .coding import Criterion, SplicePath, bic, ebic, splice, splice_path
 
-__all__ = ["KHotOptimizer", "knee"]
+BaseOptimizer: Any = require("pysindy.optimizers", extra="sindy").BaseOptimizer
 
-SHARE = 0.07  # of the fall of log loss from no term to all, that each term has to gain
-MOST = 10  # terms of an equation up to which k="auto" and `total` look, if `max_k` does not say
+__all__ = ["KHotOptimizer", "floored_ebic"]
+
+FLOOR = 0.05  # of ‖ẋ‖, below which residuals are taken for errors of the differentiation
+MOST = 10  # terms of an equation up to which k="auto" and `total` look, if `max_k` does not say otherwise
 
 
 def __dir__() -> list[str]:
     return __all__
 
 
-def knee(loss: Tensor, k: Tensor, rows: float, columns: int) -> Tensor:
-    """Return log loss + k·SHARE of its whole fall along the path: a term must pay for a share of what all terms gain.
+def floored_ebic(loss: Tensor, k: Tensor, rows: float, columns: int) -> Tensor:
+    """Return the mean of BIC and EBIC of a loss that never gets below (5 %)² of ‖ẋ‖².
 
-    Criteria such as BIC take residuals for independent noise. Those of numerical derivatives are not: with thousands of
-    rows, terms that fit the error of the differentiation would pass.
+    `m·log(loss + 0.0025·‖ẋ‖²) + k·log m + log C(p, k)`. Such criteria take residuals for independent noise. Without
+    noise in the data they are errors of the numerical differentiation, which further terms fit well: without the floor,
+    as many terms are taken as are offered. With noise, the floor changes next to nothing.
     """
-    logs = loss.clamp(min=1e-300).log()
-    return logs + k * SHARE * (logs[0] - logs[-1])
+    floored = loss + FLOOR**2 * loss[0]
+    return (bic(floored, k, rows, columns) + ebic(floored, k, rows, columns)) / 2
 
 
-class KHotOptimizer(BaseOptimizer):  # type: ignore[misc]
+class KHotOptimizer(BaseOptimizer):
     """Choose exactly k library terms for each equation: `min ‖ẋ − Θ·ξ‖²` such that at most k of ξ differ from 0.
 
     The search is `khot.coding.splice`, which does not depend on the scale of the terms and needs no commercial solver.
@@ -42,8 +46,8 @@ class KHotOptimizer(BaseOptimizer):  # type: ignore[misc]
         total: instead of k, the terms of all equations together. They are divided so that Σ log ‖ẋ − Θ·ξ‖² over the
             equations is least, which does not depend on the units of the states.
         costs: what each library term costs, (terms,), > 0; so high powers can be dearer. With a number or numbers k.
-        criterion: for k="auto", (loss, k, rows, terms) → what to minimise.
-        max_k: where paths end; None for 10, or the number of terms if that is lower.
+        criterion: for k="auto", (loss, k, rows, terms) → what to minimise; also those of `khot.coding`.
+        max_k: where paths end; None for 10, or the number of terms if that is lower. `total` looks further if it must.
         ridge: adds ridge·‖ξ‖² to the loss while terms are chosen, for noisy or nearly dependent libraries.
         exchange: how many terms are exchanged at once in the search.
         normalize_columns, initial_guess, copy_X, unbias: as in pysindy. `initial_guess` is only checked, not used.
@@ -51,8 +55,8 @@ class KHotOptimizer(BaseOptimizer):  # type: ignore[misc]
     Attributes:
         coef_: (equations, terms), 0 where not chosen.
         ind_: which terms are chosen.
-        history_: coefficients of 0, 1, … terms where a path was computed, otherwise the result alone.
-        path_: the `khot.coding.SplicePath`, or None.
+        history_: coefficients with 0, 1, … terms where a path was computed, and then the result.
+        path_: the `khot.coding.SplicePath`, or None; with `normalize_columns`, that of the normalised terms.
 
     Examples:
         >>> t = np.linspace(0, 4, 400)
@@ -69,7 +73,7 @@ class KHotOptimizer(BaseOptimizer):  # type: ignore[misc]
         *,
         total: int | None = None,
         costs: Any = None,
-        criterion: Criterion = knee,
+        criterion: Criterion = floored_ebic,
         max_k: int | None = None,
         ridge: float = 0.0,
         exchange: int = 2,
@@ -78,9 +82,7 @@ class KHotOptimizer(BaseOptimizer):  # type: ignore[misc]
         copy_X: bool = True,
         unbias: bool = True,
     ) -> None:
-        super().__init__(
-            normalize_columns=normalize_columns, initial_guess=initial_guess, copy_X=copy_X, unbias=unbias
-        )
+        super().__init__(normalize_columns=normalize_columns, initial_guess=initial_guess, copy_X=copy_X, unbias=unbias)
         self.k = k
         self.total = total
         self.costs = costs
@@ -94,27 +96,47 @@ class KHotOptimizer(BaseOptimizer):  # type: ignore[misc]
         a, b = torch.tensor(np.asarray(x)), torch.tensor(np.asarray(y))
         how: dict[str, Any] = {"ridge": self.ridge, "exchange": self.exchange}
         self.path_: SplicePath | None = None
-        if isinstance(self.k, str):
-            _check.one_of("k", self.k, ("auto",))
-        elif self.total is not None:
-            raise ValueError(f"`k` and `total` cannot both be given; got k={self.k} and total={self.total}.")
-        if isinstance(self.k, str) and self.costs is not None:
-            raise ValueError('`costs` need a budget: `k` must be a number, or one for each equation; got "auto".')
         if not isinstance(self.k, str):
-            costs = None if self.costs is None else torch.as_tensor(np.asarray(self.costs, dtype=np.float64))
-            found = splice(a, b, self.k, costs=costs, **how)
-            self.history_ = [found.coef.mT.numpy()]
-        else:
-            most = min(self.max_k if self.max_k is not None else MOST, *x.shape)
-            self.path_ = splice_path(a, b, most, **how)
             if self.total is not None:
-                sizes = divide(self.path_.loss, self.total)
-            else:
-                sizes = self.path_.choose(self.criterion)
-            found = self.path_.at(sizes)
+                raise ValueError(f"`k` and `total` cannot both be given; got k={self.k} and total={self.total}.")
+            found = splice(a, b, self.k, costs=self._prices(a.shape[1]), **how)
+            self.history_ = []
+        else:
+            _check.one_of("k", self.k, ("auto",))
+            if self.costs is not None:
+                raise ValueError('`costs` need a budget: `k` must be a number, or one for each equation; got "auto".')
+            self.path_ = splice_path(a, b, self._most(len(a), a.shape[1], b.shape[1]), **how)
+            chosen = self.path_.choose(self.criterion) if self.total is None else divide(self.path_.loss, self.total)
+            found = self.path_.at(chosen)
             self.history_ = list(self.path_.coef.mT.numpy())
         self.coef_ = found.coef.mT.numpy()
-        self.history_.append(self.coef_)
+        self.history_.append(self.coef_.copy())
+
+    def _unbias(self, x: np.ndarray, y: np.ndarray) -> None:
+        """Solve least squares on the chosen terms; without a ridge it is done, and for terms of any scale."""
+        if not self.ridge:
+            return
+        scale = np.linalg.norm(x, axis=0)
+        for i, chosen in enumerate(self.ind_):
+            part = x[:, chosen] / scale[chosen]
+            self.coef_[i, chosen] = np.linalg.lstsq(part, y[:, i], rcond=None)[0] / scale[chosen]
+
+    def _most(self, rows: int, terms: int, equations: int) -> int:
+        """Return the number of terms of an equation where paths end."""
+        if self.max_k is not None:
+            _check.whole("max_k", self.max_k, terms, "terms of the library")
+            return self.max_k
+        each = 0 if self.total is None else 2 * math.ceil(self.total / equations)
+        return min(max(each, MOST), rows, terms)
+
+    def _prices(self, terms: int) -> Tensor | None:
+        """Return the costs, checked."""
+        if self.costs is None:
+            return None
+        costs = np.asarray(self.costs, dtype=np.float64)
+        if costs.shape != (terms,) or not (costs > 0).all():
+            raise ValueError(f"`costs` must be {terms} numbers > 0, one for each term; got {self.costs}.")
+        return torch.tensor(costs)
 
 
 def divide(loss: Tensor, total: int) -> Tensor:

@@ -281,3 +281,14 @@ def test_inclusions_are_those_of_draws(noise: Noise):
     pi = inclusion(noise, scores, torch.tensor(3))
     assert worst(pi) < 4.5
     assert worst((pi + 0.012 * tensor([1, -1, 1, -1, 1, -1])).clamp(0.001, 0.999)) > 4.5
+
+
+@pytest.mark.parametrize(("n", "scale"), [(2, 1.0), (8, 1.0), (8, 30.0), (12, 1e3), (40, 1.0)])
+def test_inclusion_of_few_items_by_their_sets(n, scale, monkeypatch):
+    """10⁴ rows of 8 took a second, by an integral for each; the sets that can be drawn on the way are few."""
+    scores, k = normal(9, n, seed=n) * scale, torch.tensor([1, 2, n - 1 if n < 20 else 2] * 3)
+    scores[0, 0] = -torch.inf
+    listed = inclusion(GUMBEL, scores, k)
+    assert listed.sum(-1).sub(k).abs().max() < 1e-12
+    monkeypatch.setattr(order_sampling, "MOST_LISTED", 0)
+    torch.testing.assert_close(listed, inclusion(GUMBEL, scores, k), rtol=0, atol=1e-12)

@@ -1,4 +1,4 @@
-"""The public names of `khot.sklearn` and `khot.hf`."""
+"""The public names of `khot.sklearn`, `khot.hf` and `khot.sindy`."""
 
 import importlib
 
@@ -6,7 +6,8 @@ import pytest
 
 PUBLIC = {
     "khot.sklearn": {"KHotNeighborhood", "KHotRegressor", "KHotSelector", "KSVD"},
-    "khot.hf": {"swap_routers"},
+    "khot.hf": {"beam_search", "swap_routers"},
+    "khot.sindy": {"KHotOptimizer", "floored_ebic"},
 }
 
 

@@ -19,7 +19,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import khot
 from khot import estimators
 from khot.designs import ConditionalPoisson
-from khot.sklearn import KHotSelector, _standardised, find_task, number_of_features
+from khot.sklearn import KHotSelector, find_task, number_of_features
+from khot.sklearn._selector import _standardised
 
 pytestmark = pytest.mark.slow
 
@@ -267,4 +268,4 @@ def test_constant_columns_do_no_harm():
 def test_the_extra_is_named():
     code = "import sys; sys.modules['sklearn'] = None\nimport khot.sklearn"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "khot[sklearn]" in done.stderr
+    assert "'.[sklearn]'" in done.stderr

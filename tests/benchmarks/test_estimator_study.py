@@ -83,7 +83,7 @@ def test_a_part_of_the_study_goes_to_its_own_folder(command, tmp_path, monkeypat
     assert code == 0
     assert "`simple`" in printed
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"estimators.csv", "study-estimators.md", "study-estimators.svg"}
+    assert names == {"estimators.csv", "study-estimators.md", "study-estimators.svg", "study-estimators-dark.svg"}
 
 
 def test_all_estimators_of_the_protocol_are_there():

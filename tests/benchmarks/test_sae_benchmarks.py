@@ -48,7 +48,8 @@ def test_known_dictionaries(monkeypatch, tmp_path):
     assert sae_report.read(sae_report.write_rows(rows))[0].name == rows[0].name
     assert "| topk, straight-through |" in sae_report.table(rows)
     sae_report.write_figures(rows, tmp_path)
-    assert {p.name for p in tmp_path.iterdir()} == {"sae-density.svg", "sae-l0.svg", "sae-dead.svg"}
+    assert {p.name for p in tmp_path.glob("*[!k].svg")} == {"sae-density.svg", "sae-l0.svg", "sae-dead.svg"}
+    assert len(list(tmp_path.glob("*-dark.svg"))) == 3
 
 
 def test_the_truth_is_as_said_and_weights_do_not_begin_there():

@@ -103,7 +103,7 @@ def test_halving_cells():
     rows = [halving.measure(16, 2, method, error=0.05, seconds=0.1) for method in halving.methods(16)]
     text = halving.tables(rows)
     assert "| 16, 2 | 0.968 |" in text
-    assert "<svg" in halving.draw(rows, "nccs", "quality", log=False)
+    assert "<svg" in common.svg(halving.draw(rows, "nccs", "quality", log=False))
 
     def choose(e, v, k):
         return e.gather(1, v.topk(k).indices[..., None].expand(-1, -1, halving.DEPTH))
@@ -118,7 +118,7 @@ SCRIPTS = sorted(
     for path in (ROOT / "benchmarks").glob("*.py")
     if "def main" in path.read_text() or "main(STUDY" in path.read_text()
 )
-FAST = ("family", "worst", "scaling", "sampling", "moe_speed", "moe_theory")
+FAST = ("family", "worst", "scaling", "sampling", "moe_speed", "moe_theory", "temperature", "beams")
 
 
 def run(name, monkeypatch, capsys, *options):

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 
 import pytest
 import torch
@@ -13,13 +14,15 @@ from khot.bench import BASELINE, CONTENDERS, Contender, Result
 from khot.cli._app import app
 
 pytestmark = pytest.mark.slow
+OURS = [name for name, contender in CONTENDERS.items() if contender.kind == "khot"]
 
 
 def run(*arguments):
     return CliRunner().invoke(app, ["bench", *arguments])
 
 
-def test_command_prints_a_table_and_names_the_skipped():
+def test_command_prints_a_table_and_names_the_skipped(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")
     done = run("--shape", "4x64", "--k", "10%", "--budget", "0.001", "--op", "torch.topk", "--op", "normal_topk")
     assert done.exit_code == 0
     assert "4×64, k = 6, float32; 1 thread, process CPU time" in done.stdout
@@ -50,6 +53,34 @@ def test_command_writes_json_alone_and_csv(tmp_path):
     assert [row["name"] for row in rows] == [BASELINE, "laplace_topk"]
     assert {(row["shape"], row["k"], row["dtype"]) for row in rows} == {("2x3x8", 2, "float64")}
     assert [row["name"] for row in csv.DictReader(io.StringIO(file.read_text()))] == [BASELINE, "laplace_topk"]
+
+
+@pytest.mark.parametrize("width", [80, 110, 140])
+def test_the_ratio_is_never_cut(monkeypatch, width):
+    """At 80 columns `1.00`, `1.98` and `138` were all printed as `1…`."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    done = run("--shape", "64x1024", "--budget", "0.001")
+    assert done.exit_code == 0
+    assert "…" not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= width
+    assert ("memory" in done.stdout) == (width >= 130)
+    rows = [line for line in done.stdout.splitlines() if line.startswith("│")]
+    assert len(re.findall(r"│ +\d+\.\d\d", rows[0])) >= 2
+    names = [row.split()[0].strip("│") for row in rows]
+    last = [name for name in names if not name.startswith("torch.") and name not in OURS]
+    assert names == [*(n for n in names if n in OURS), *(n for n in names if n.startswith("torch.")), *last]
+    assert re.fullmatch(
+        r"σ_k costs [\d.e+]+× torch.softmax at this shape \([\d.e+]+× with the backward pass\).", said(done)
+    )
+
+
+def said(done):
+    """The last sentence, on one line."""
+    return " ".join(done.stdout[done.stdout.index("σ_k costs") :].split())
+
+
+def test_there_is_no_conclusion_without_softmax():
+    assert "costs" not in run("--shape", "4x8", "--k", "2", "--budget", "0.001", "--op", "torch.topk").stdout
 
 
 def test_command_lists_the_contenders():

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -35,10 +36,9 @@ def test_parquet_without_a_reader(tmp_path, monkeypatch):
     path = tmp_path / "table.parquet"
     pl.DataFrame({"a": [1.0]}).write_parquet(path)
     monkeypatch.setitem(sys.modules, "polars", None)
-    monkeypatch.setitem(sys.modules, "pandas", None)
     done = khot(path)
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
-    assert "khot[parquet]" in done.stderr
+    assert "'.[select]'" in done.stderr
 
 
 def test_odd_files_come_through(tmp_path):
@@ -183,6 +183,33 @@ def test_the_digits_in_a_terminal():
     assert "pixel_" in done.stdout
     assert "RFE" in done.stdout
     assert "khot's choice" in done.stdout or "ahead of khot's" in done.stdout
+    assert "1. Two columns that matter only together: who finds them?" in done.stdout
+    assert re.search(r"5 pixels of 64 keep \d\d\.\d of \d\d\.\d points of accuracy\.", done.stdout)
+    assert re.search(r"This took \d+ s\.\nNext", done.stdout)
+
+
+def test_a_table_of_your_own_ends_with_a_link_a_sentence_and_the_time(table, tmp_path):
+    done = khot(table, "--target", "label", "-k", 2, "--report", tmp_path / "r.html", *QUICK)
+    assert f"Report, with pictures: {(tmp_path / 'r.html').as_uri()}" in done.stdout.replace("\n", "").replace(
+        "pictures:f", "pictures: f"
+    )
+    assert "features of 6 keep" in done.stdout
+    assert re.search(r"This took \d+ s\.\n$", done.stdout)
+    assert "Next" not in done.stdout  # they did that just now
+    assert "XOR" not in done.stdout
+
+
+def test_progress_says_where_it_goes():
+    """ "1 features too many" meant nothing to a reader."""
+    from khot.jobs import select as job
+
+    seen = []
+    job.select(job.digits(), "classification", 5, steps=40, on_progress=lambda *entry: seen.append(entry))
+    labels = [label for label, _, _ in seen]
+    assert labels[0] == "choosing"
+    assert any(re.search(r"64 → 5 features: now \d+$", label) for label in labels)
+    assert all(done <= total for _, done, total in seen)
+    assert [label for label in labels if label.startswith("comparing  khot")]
 
 
 @pytest.mark.slow
@@ -206,9 +233,9 @@ def test_help_teaches():
 
 
 def test_without_scikit_learn():
-    code = "import sys; sys.modules['sklearn'] = None; sys.argv = ['khot', 'select']\nfrom khot.cli import main\nmain()"
+    code = "import sys; sys.modules['sklearn'] = None; sys.argv = ['khot', 'select']\nimport khot_cli\nkhot_cli.main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, "khot[select]" in done.stderr, done.stderr.count("\n")) == (2, True, 1)
+    assert (done.returncode, "'.[select]'" in done.stderr, done.stderr.count("\n")) == (2, True, 1)
 
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -232,7 +259,8 @@ def test_the_report_in_a_browser(table, tmp_path):
     done = subprocess.run([*options, "--dump-dom", report.as_uri()], capture_output=True, text=True, check=True)
     assert "What was chosen" in done.stdout
     assert "Against other choices" in done.stdout
-    assert done.stdout.count("<svg") == 4
+    assert done.stdout.count("<svg") == 2
+    assert done.stdout.count('class="meter') == 6 + 6  # features, methods
     assert "&lt;script&gt;document" in done.stdout
     assert "<title>owned" not in done.stdout
     assert "<img" not in done.stdout

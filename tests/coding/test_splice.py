@@ -123,6 +123,13 @@ def test_a_path_never_rises_and_has_the_optima():
         torch.testing.assert_close(path.at(3).coef, path.coef[3])
 
 
+def test_more_columns_than_the_relaxation_solves_for():
+    for seed in range(4):
+        a, b, coef = regression(seed, m=120, p=600, k=6, rho=0.8, noise=0.05)
+        assert torch.equal(splice(a, b, 6).support, coef != 0)
+        assert torch.equal(splice_path(a, b, 7, exchange=1).support[6], coef != 0)
+
+
 def test_criteria_choose_the_number_of_columns():
     right = dict.fromkeys((aicc, bic, ebic, gcv), 0)
     for seed in range(20):

@@ -19,6 +19,10 @@ DOCUMENTED = {
     "constraints": {"capped_simplex", "k_hot", "SigmoidTopKTransform"},
     "metrics": {"chamfer_cosine"},
     "boosts": {"Boost", "double_exp", "linear"},
+    "search": {
+        *("beam_search", "Beams", "hard", "sampled", "soft", "Select", "Choice", "proportional", "embed"),
+        *("expectation", "Expectation"),
+    },
     "testing": {"check_design", "check_estimator", "check_relaxation", "SCORE_KINDS", "score_vector"},
 }
 FRONT_DOOR = {
@@ -26,6 +30,7 @@ FRONT_DOOR = {
         *("MakesDesign", "sample_khot", "sample_relaxed_khot", "horvitz_thompson", "horvitz_thompson_variance"),
     },
     "estimators": {"takes_objective"},
+    "search": {"search"},
 }
 """What other rooms import from here; not in `__all__`, as it is documented elsewhere or private to khot."""
 

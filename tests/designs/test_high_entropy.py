@@ -228,3 +228,16 @@ def _polynomial(p: list[float]) -> list[float]:
 def test_the_programme_of_the_benchmark_is_the_same_law():
     theta = scores(60)
     torch.testing.assert_close(marginals_by_programme(theta, 17), ConditionalPoisson(logits=theta, k=17).mean)
+
+
+def test_pairs_of_some_items_are_those_of_all():
+    p = khot.sigmoid_topk(torch.randn(3, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64), 6)
+    p[0] = torch.tensor([1.0] * 6 + [0.0] * 14)
+    design = ConditionalPoisson(p)
+    some = torch.tensor([[5, 2, 19], [0, 1, 2], [7, 7, 3]])
+    rows = design.joint_probs().gather(1, some[..., None].expand(-1, -1, 20))
+    want = rows.gather(2, some[:, None].expand(-1, 3, -1))
+    got = design.joint_probs_of(some)
+    is_other = some[..., None] != some[:, None]  # an item that is given twice is taken for two
+    torch.testing.assert_close(got[is_other], want[is_other], rtol=0, atol=1e-12)
+    torch.testing.assert_close(got.diagonal(dim1=1, dim2=2), p.gather(1, some), rtol=0, atol=1e-12)

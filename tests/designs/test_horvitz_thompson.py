@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from design_cases import A6K3, GIVEN, scores
+from design_cases import A6K3, GIVEN, generator, scores
 
 import khot
 from khot.designs import Brewer, ConditionalPoisson, Sampford, Systematic
@@ -32,3 +32,51 @@ def test_horvitz_thompson_does_not_read_what_was_not_drawn():
         khot.horvitz_thompson(torch.ones(2), x, p)
     with pytest.raises(TypeError, match="`sample` must be a real"):
         khot.horvitz_thompson(torch.ones(3), [1, 0, 1], p)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("design", [GIVEN, Systematic])
+def test_the_variance_of_totals_was_too_small_where_the_size_is_random(design):
+    """16.2 instead of 147.1 for `Systematic`: the formula was that of fixed sizes."""
+    p = torch.tensor([0.2, 0.35, 0.45, 0.1, 0.6, 0.55], dtype=torch.float64)
+    d, y = design(p, k=2.25), torch.arange(1.0, 7.0, dtype=torch.float64)
+    x = d.enumerate_support()
+    expected = (d.log_prob(x).exp() * (khot.horvitz_thompson(y, x, p) - y.sum()).square()).sum()
+    torch.testing.assert_close(khot.horvitz_thompson_variance(y, p, d.joint_probs()), expected)
+    torch.testing.assert_close(
+        khot.horvitz_thompson_variance(y.float(), p.float(), d.joint_probs().float()), expected.float()
+    )
+
+
+def test_the_estimated_variance_has_no_bias_where_the_size_is_random():
+    """Independent draws, whose joint probabilities are products; samples of 0 to 6 items."""
+    p, y = A6K3, scores(6) + 3
+    x = (torch.arange(64)[:, None] >> torch.arange(6) & 1).double()
+    chance = torch.where(x == 1, p, 1 - p).prod(-1)
+    joint = torch.where(torch.eye(6, dtype=torch.bool), p, p[:, None] * p)
+    exact = khot.horvitz_thompson_variance(y, p, joint)
+    torch.testing.assert_close(exact, (y.square() * (1 - p) / p).sum())
+    unknown = torch.where(x == 1, y, torch.nan)
+    each = khot.horvitz_thompson_variance(unknown, p, joint, sample=x)
+    torch.testing.assert_close((chance * each).sum(), exact)
+
+
+def test_the_variance_from_samples_took_memory_for_all_pairs():
+    """40 samples of 50 of 1000 items made 40 matrices of 1000 × 1000 in every step."""
+    design = Sampford(logits=scores(300), k=12)
+    y, joint, x = scores(300), design.joint_probs(), design.sample((5,), generator=generator())
+    sizes = []
+
+    class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, fn, types, args=(), kwargs=None):
+            result = fn(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                sizes.append(result.untyped_storage().nbytes())
+            return result
+
+    with Sizes():
+        got = khot.horvitz_thompson_variance(y, design.mean, joint, sample=x)
+    assert max(sizes) == 8 * 300 * 300  # the joint probabilities themselves
+    inside = x[:, :, None] * x[:, None, :]
+    ratio = y / design.mean
+    less = inside * (design.mean[:, None] * design.mean / joint - 1)
+    torch.testing.assert_close(got, (less * (ratio[:, None] - ratio).square()).sum((-1, -2)) / 2)

@@ -1,5 +1,6 @@
 """Pivotal and systematic sampling: exactness, orders and bits."""
 
+import math
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from design_cases import A6K3, GIVEN, generator, scores
 import khot
 from khot import ops
 from khot._math import noise, pivotal, systematic
-from khot.designs import Pivotal
+from khot.designs import Pivotal, Systematic
 
 
 def expectation(p):
@@ -145,3 +146,26 @@ def test_a_float32_running_sum_is_found_out():
     assert (w.to(torch.float64) / one - p).abs().max() < 1e-11
     rough = p.float().cumsum(-1).double().diff(prepend=torch.zeros(1, dtype=torch.float64))
     assert (rough - p).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("k", [2.25, 3, 0, 6])
+def test_variances_of_systematic_sums_took_cubic_time(k):
+    """4000 items took 8 seconds."""
+    p = khot.sigmoid_topk(2 * scores(3, 6), k)
+    p[0] = k / 6  # running sums that are integers
+    d, a = Systematic(p, k), scores(4, 1, 6)
+    expected = (a * (d.covariance_matrix @ a[..., None])[..., 0]).sum(-1)
+    torch.testing.assert_close(d.variance_of_sum(a), expected, atol=1e-13, rtol=1e-12)
+    large = Systematic(logits=scores(200_000), k=5000)
+    sums = large.sample((300,), generator=generator()) @ scores(200_000, seed=1)
+    assert 0.6 < float(large.variance_of_sum(scores(200_000, seed=1)) / sums.var()) < 1.6
+
+
+def test_the_mode_and_the_entropy_of_systematic_samples_were_said_to_be_intractable():
+    for p, k in ((A6K3, 3), (A6K3[:5], 2.09), (torch.full((6,), 0.5, dtype=torch.float64), 3)):
+        d = Systematic(p, k)
+        x = d.enumerate_support()
+        log = d.log_prob(x)
+        torch.testing.assert_close(d.entropy(), torch.special.entr(log.exp()).sum())
+        assert abs(d.log_prob(d.mode) - log.max()) < 1e-12
+    assert Systematic(logits=scores(100_000), k=500).entropy() < math.log(100_001)

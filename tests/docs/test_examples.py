@@ -70,6 +70,25 @@ def sample_k_features(text):
     assert [int(line.split()[0]) for line in text.splitlines()[1:5]] == [1, 4, 7, 8]
 
 
+def stochastic_beams(text):
+    truth = numbers(text, "vowels of a word with w-, mean over all words:")[0]
+    sampled, independent, likeliest = (
+        numbers(text, name) for name in ("sampled beams", "independent samples", "the k likeliest words")
+    )
+    assert abs(sampled[0] - truth) < 0.05 > abs(independent[0] - truth)
+    assert sampled[1] < 0.85 * independent[1]
+    assert abs(likeliest[0] - truth) > 0.3
+
+
+def train_through_beams(text):
+    one, three, five = (
+        numbers(text, f"trained through soft beams, hard beams at test: {k}, right tags:") for k in (1, 3, 5)
+    )
+    taught = numbers(text, "trained one tag at a time , hard beams at test: 5, right tags:")
+    assert five[0] > three[0] > one[0] + 10
+    assert three[0] > taught[0] + 10
+
+
 def select_columns(text):
     by_k = {name: numbers(text, f"{name}: cross-validated accuracy by k:") for name in ("SelectKBest", "KHotSelector")}
     better = [a - b for a, b in zip(by_k["KHotSelector"][1::2], by_k["SelectKBest"][1::2], strict=True)]
@@ -123,6 +142,18 @@ def your_own_relaxation(text):
     assert student > 20 * sigmoid > 0
 
 
+def denoise_image(text):
+    noisy, clean = numbers(text, "PSNR: noisy ")
+    assert clean > noisy + 5
+
+
+def find_lorenz(text):
+    found, stlsq = text.split("KHotOptimizer,")[1].split("STLSQ,")
+    assert [len(re.findall("[xyz]", line.split("=")[1])) for line in found.splitlines() if "'" in line] == [2, 4, 3]
+    assert " 1 " not in found, "no constants"
+    assert " 1 " in stlsq, "a control: a threshold takes constants"
+
+
 def the_same(expected, got, tolerance=0.03):
     """Return whether two outputs have the same words and nearly the same numbers; what was chosen may differ."""
     chosen = ("latent ", "  columns: ")
@@ -158,7 +189,7 @@ def test_every_recipe_is_in_the_table():
     index = (PAGES / "index.md").read_text(encoding="utf-8")
     assert {path.stem for path in PAGES.glob("*.md")} == {*NAMES, "index"}
     assert sorted(set(re.findall(r"\]\((\w+)\.md\)", index))) == NAMES
-    assert len(NAMES) >= 11
+    assert len(NAMES) >= 13
 
 
 def test_the_long_example_is_short_enough():
@@ -184,6 +215,7 @@ def test_a_stale_page_is_found():
         ("topk_in_a_loss", "soft_topk            1.67", "soft_topk            0.56"),
         ("sparse_attention", "clamp(max=2): 0 of 6", "clamp(max=2): 1 of 6"),
         ("sample_k_features", "0.002         0.089", "0.089         0.089"),
+        ("stochastic_beams", "1.789           0.058", "1.789           0.081"),
         ("learn_k", "gain 16.5 of 33.5\nmost", "gain 15.5 of 33.5\nmost"),
         ("sae_from_activations", "variance left: 19%", "variance left: 61%"),
     ],

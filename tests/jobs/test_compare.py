@@ -53,6 +53,36 @@ def verdict(task="classification", **folds):
     return select_report.verdict(result)
 
 
+def test_the_headline_is_for_a_manager():
+    result = select.Selection(select.digits(), "classification", 2, 0, "linear")
+    result.features = [select.Feature(name, i, 0.0) for i, name in enumerate(result.table.names)]
+    assert select_report.headline(result) == ""
+    result.scores = {
+        name: select.Score(mean, 0.0, (mean,)) for name, mean in (("khot", 0.9012), ("all features", 0.969))
+    }
+    assert select_report.headline(result) == "2 pixels of 64 keep 90.1 of 96.9 points of accuracy."
+    result.scores["khot"] = select.Score(-0.1, 0.0, (-0.1,))
+    assert select_report.headline(result) == ""
+
+
+def test_only_khot_finds_two_columns_that_matter_together():
+    seen = []
+    found = select.xor(0, 600, lambda label, done, total: seen.append((label.split()[-1], done, total)))
+    assert {name: f.right == 2 for name, f in found.items()} == {
+        "khot": True,
+        "SelectKBest": False,
+        "L1": False,
+        "RFE": False,
+    }
+    assert found["khot"].accuracy > 0.95
+    assert all(0.4 < found[name].accuracy < 0.6 for name in select.RIVALS)
+    assert seen[0] == ("khot", 0, 4)
+    result = select.Selection(select.digits(), "classification", 2, 0, "linear", xor=found)
+    assert select_report.xor_verdict(result).endswith("Both were found by khot alone.")
+    result.xor = {"khot": found["L1"]}
+    assert select_report.xor_verdict(result).endswith("Nobody found both.")
+
+
 def test_the_verdict_is_honest():
     """Folds are compared one by one: a difference that is the same in all is told, whatever their spread."""
     wide = np.array([0.5, 0.6, 0.7, 0.8, 0.9])
@@ -64,7 +94,10 @@ def test_the_verdict_is_honest():
     assert verdict(khot=wide, RFE=wide[::-1] + 0.01).startswith(
         "khot's choice and RFE's cannot be told apart: RFE's is ahead by 0.010 ±"
     )
-    assert verdict(khot=wide, RFE=wide) == "khot's choice and RFE's score the same."
+    same = "There is no practical difference between khot's choice and RFE's."
+    assert verdict(khot=wide, RFE=wide) == same
+    assert verdict(khot=wide, RFE=wide - 0.001) == same  # "ahead by 0.001 ± 0.000" it used to say
+    assert verdict(khot=wide, RFE=wide - 0.004) != same
     assert verdict(RFE=wide) == "The comparison was cut short."
     assert verdict(khot=wide, random=wide + step) == "It is no better than random features."
     assert verdict(khot=wide + step, random=wide) == ""

@@ -1,7 +1,5 @@
 """Tables from files: what is read, and what is done to it."""
 
-import sys
-
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -40,14 +38,10 @@ def test_other_separators_and_a_byte_order_mark(table, separator):
     assert read_table(table, "label").names[0] == "alpha"
 
 
-@pytest.mark.parametrize("library", [pl, pd])
-def test_a_parquet_file(table, tmp_path, monkeypatch, library):
+def test_a_parquet_file(tmp_path):
     columns = {"a": [1.0, None, 3.0] * 5, "b": [True, False, None] * 5, "c": ["u", "v", None] * 5, "y": list(range(15))}
     path = tmp_path / "table.parquet"
     pl.DataFrame(columns).write_parquet(path)
-    if library is pd:
-        pytest.importorskip("pyarrow", reason="pandas reads Parquet files with pyarrow")
-        monkeypatch.setitem(sys.modules, "polars", None)
     found = read_table(path, "y")
     assert found.names == ["a", "b", "c=u", "c=v"]
     assert found.x[:3].tolist() == [[1, 1, 1, 0], [2, 0, 0, 1], [3, 0.5, 0, 0]]
@@ -73,6 +67,23 @@ def test_an_index_and_booleans(tmp_path):
     assert found.names == ["a", "b"]
     assert found.x[:2, 1].tolist() == [1, 0]
     assert "row numbers" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "is_said"),
+    [
+        ("PassengerId", [7 * i for i in range(12)], True),
+        ("a", [5 + i for i in reversed(range(12))], True),
+        ("price", [7 * i for i in range(12)], False),
+        ("id", [1.5 * i for i in range(12)], False),
+        ("id", [1, 1, *range(10)], False),
+    ],
+)
+def test_a_column_that_numbers_the_rows_is_said(tmp_path, name, values, is_said):
+    pl.DataFrame({name: values, "b": np.sin(np.arange(12)), "y": [0, 1] * 6}).write_csv(tmp_path / "a.csv")
+    found = read_table(tmp_path / "a.csv", "y")
+    assert found.names == [name, "b"]
+    assert any(f"add --drop {name}" in note for note in found.notes) == is_said
 
 
 def test_rows_without_a_target_are_left_out(table):

@@ -153,5 +153,5 @@ def test_a_second_ctrl_c_leaves_the_last_checkpoint_and_no_half_step(acts, tmp_p
 def test_the_missing_extra_is_named_before_the_long_work(acts, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     monkeypatch.setattr(Trainer, "advance", None)
-    with pytest.raises(ModuleNotFoundError, match=r"khot\[sae\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"safetensors is missing: run pip install '\.\[sae\]'"):
         train(open_activations(acts), CONFIG, SHORT, tmp_path / "out")

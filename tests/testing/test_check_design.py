@@ -97,6 +97,64 @@ class WrongGradient(ConditionalPoisson):
         return log + (log - log.detach())
 
 
+class SharedByRows(Pivotal):
+    """One draw for all rows: the same order and coins."""
+
+    def _draw(self, draws: int, seed: Tensor) -> Tensor:
+        rows = self.probs.reshape(-1, self.probs.shape[-1])
+        return torch.stack([Pivotal(row)._draw(draws, seed).view(draws, -1) for row in rows], 1)
+
+
+class Transposed(Pivotal):
+    """Draws and rows in the wrong order."""
+
+    def _draw(self, draws: int, seed: Tensor) -> Tensor:
+        return super()._draw(draws, seed).view(draws, -1, self.probs.shape[-1]).transpose(0, 1).contiguous()
+
+
+class FirstRowForAll(Pivotal):
+    def _draw(self, draws: int, seed: Tensor) -> Tensor:
+        rows = self.probs.reshape(-1, self.probs.shape[-1])
+        return Pivotal(rows[:1].expand_as(rows))._draw(draws, seed)
+
+
+class EverySecondAgain(Pivotal):
+    """Draw 4j + 2 is draw 4j."""
+
+    def _draw(self, draws: int, seed: Tensor) -> Tensor:
+        sample = super()._draw(draws, seed).view(draws, -1).clone()
+        sample[2::4] = sample[: len(sample) - 2 : 4]
+        return sample
+
+
+class FirstSizeForAll(Pivotal):
+    """All rows have the size of the first."""
+
+    @property
+    def _drawn(self) -> Tensor:
+        sizes = self._sizes.reshape(-1)[:1]
+        return super()._drawn * (sizes / self._sizes)[..., None]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (SharedByRows, "rows: the probability of an item in each of two rows"),
+        (Transposed, "rows: an inclusion probability of a row"),
+        (FirstRowForAll, "rows: an inclusion probability of a row"),
+        (EverySecondAgain, "frequencies: the probability of an item in two draws, 2 apart"),
+    ],
+)
+def test_the_check_looked_at_one_row_and_one_lag(wrong, says):
+    with pytest.raises(AssertionError, match=says):
+        check_design(wrong(A6K3), draws=100_000)
+
+
+def test_the_check_finds_sizes_of_another_row():
+    with pytest.raises(AssertionError, match="sizes of rows: an inclusion probability of a row"):
+        check_design(FirstSizeForAll, draws=20_000)
+
+
 @pytest.mark.parametrize(
     ("wrong", "says", "draws"),
     [

@@ -165,12 +165,12 @@ def forward(problem: Problem, support: Sequence[int] = ()) -> list[int]:
     return state.fit.support
 
 
-def backward(problem: Problem) -> list[int] | None:
-    """Start from all columns and drop the one whose loss a unit of cost is least, until the rest fits.
+def backward(problem: Problem, support: Sequence[int] | None = None) -> list[int] | None:
+    """Start from a support, or all columns, and drop the one whose loss a unit of cost is least, until the rest fits.
 
     None if the columns are dependent.
     """
-    left = list(range(problem.a.shape[1]))
+    left = list(range(problem.a.shape[1])) if support is None else sorted(support)
     state = _state(problem, left)
     inverse, coefs = state.inverse, state.fit.coefs
     if not bool(inverse.diagonal().amax() * DEPENDENT < 1):

@@ -11,43 +11,58 @@ from torch.nn.functional import logsigmoid
 from . import natural, noise, order_sampling, select
 from .natural import Margins
 from .noise import Uniform
-from .order_sampling import LOGISTIC, HardTopK
+from .order_sampling import LOGISTIC, HardTopK, made_anew
 from .subsets import safe_log
 
 FALL = 46.0  # the integrand is followed until it has fallen by e^−46 = 1e-20
 TRIES = 16
+AT_ONCE = 1 << 17  # numbers at a time: few enough for a cache
 
 
-def pareto_constants(logits: Tensor, k: Tensor) -> Tensor:
+def pareto_constants(logits: Tensor, k: Tensor, step: float = 0.5) -> Tensor:
     """Return c, up to a factor per row, in Pareto's law p(s) ∝ Π_s w · Σ_s c; (…, n), 0 for items that are certain.
 
     c_i = ∫ e^{g(y)} σ(−θ_i − y) dy, g(y) = ky − Σ log(1 + e^{θ + y}), by the trapezoid rule: g is concave, g'(0) = 0.
+    They are good to 1e-12 at the greatest step, and to rounding at 0.27.
     """
-    is_open = logits.isfinite()
-    theta = torch.where(is_open, logits, 0.0)
-    size = k - (logits == torch.inf).sum(-1)
+    n = logits.shape[-1]
+    rows = logits.reshape(-1, n)
+    is_open = rows.isfinite()
+    theta = torch.where(is_open, rows, 0.0)
+    size = k.expand(logits.shape[:-1]).reshape(-1) - (rows == torch.inf).sum(-1)
 
-    def exponent(y: Tensor) -> Tensor:
-        at = logsigmoid(-(theta[..., None, :] + y[..., None])) - logsigmoid(-theta[..., None, :])
-        return size[..., None] * y + (at * is_open[..., None, :]).sum(-1)  # (…, nodes)
+    def exponent(theta: Tensor, is_open: Tensor, size: Tensor, y: Tensor) -> Tensor:
+        at = logsigmoid(-(theta[:, None, :] + y[..., None])) - logsigmoid(-theta[:, None, :])
+        return size[:, None] * y + (at * is_open[:, None, :]).sum(-1)  # (rows, nodes)
 
-    spread = (theta.sigmoid() * torch.sigmoid(-theta) * is_open).sum(-1)
-    reach = (2 * FALL / spread.clamp(min=1e-3)).sqrt()
-    ends = []
-    for sign in (-1.0, 1.0):
-        end = reach
-        while bool((is_short := (exponent(sign * end[..., None])[..., 0] > -FALL) & is_open.any(-1)).any()):
-            end = torch.where(is_short, 1.5 * end, end)
-        ends.append(sign * end)
-    step = torch.minimum(spread.clamp(min=1e-300).rsqrt() / 1.6, torch.full_like(spread, 0.5))
-    nodes = int(((ends[1] - ends[0]) / step).max().ceil()) + 1
-    share = torch.linspace(0, 1, nodes, dtype=theta.dtype, device=theta.device)
-    total = torch.zeros_like(theta)
-    for part in share.split(max((1 << 20) // theta.shape[-1], 1)):
-        y = ends[0][..., None] + (ends[1] - ends[0])[..., None] * part  # (…, nodes)
-        away = torch.sigmoid(-(theta[..., None, :] + y[..., None]))
-        total = total + (exponent(y).exp()[..., None] * away).sum(-2)
-    return torch.where(is_open, total, 0.0)
+    with torch.no_grad():
+        spread = (theta.sigmoid() * torch.sigmoid(-theta) * is_open).sum(-1)
+        reach = (2 * FALL / spread.clamp(min=1e-3)).sqrt()
+        ends = []
+        for sign in (-1.0, 1.0):
+            end = reach
+            while bool((is_short := _is_short(exponent(theta, is_open, size, sign * end[:, None]), is_open)).any()):
+                end = torch.where(is_short, 1.5 * end, end)
+            ends.append(sign * end)
+        apart = (spread.clamp(min=1e-300).rsqrt() / 1.6).clamp(max=step)
+        nodes = int(((ends[1] - ends[0]) / apart).max().ceil()) + 1 if spread.numel() else 1
+        share = torch.linspace(0, 1, nodes, dtype=theta.dtype, device=theta.device)
+
+    def integral(theta: Tensor, is_open: Tensor, size: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        total = torch.zeros_like(theta)
+        for part in share.split(max(AT_ONCE // theta.numel(), 1)):
+            y = low[:, None] + (high - low)[:, None] * part  # (rows, nodes)
+            away = torch.sigmoid(-(theta[:, None, :] + y[..., None]))
+            total = total + (exponent(theta, is_open, size, y).exp()[..., None] * away).sum(-2)
+        return torch.where(is_open, total, 0.0)
+
+    width = max(AT_ONCE // (nodes * n), 1)
+    parts = list(zip(*(t.split(width) for t in (theta, is_open, size, *ends)), strict=True))
+    return torch.cat([made_anew(integral, len(parts), *part) for part in parts]).view(logits.shape)
+
+
+def _is_short(exponent: Tensor, is_open: Tensor) -> Tensor:
+    return (exponent[:, 0] > -FALL) & is_open.any(-1)
 
 
 def draw_sampford(

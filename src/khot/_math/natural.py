@@ -18,6 +18,7 @@ STEPS, INNER_STEPS, TRIES = 100, 60, 8
 TOLERANCE, NEARLY_CERTAIN = 1e-13, 1e-12
 STEEP = 300.0  # e^z is not summed beyond
 AT_ONCE = 1 << 22  # numbers at a time along the tree
+ROWS_AT_ONCE = 1 << 15  # numbers, in whole rows, to solve for at a time
 DIRECT = 16  # up to this length, distributions are convolved term by term; beyond, by FFT
 
 
@@ -66,24 +67,38 @@ def solve(p: Tensor, k: Tensor, margins: Margins) -> Tensor:
     lack, which shrinks the error by about 1/Σp(1 − p). Where it shrinks by less than 4, the step is Newton's for those
     logits, which are nearly linear in θ however close to 0 or 1 the marginals are.
     """
+    n = p.shape[-1]
+    width = max(ROWS_AT_ONCE // n, 1)
+    parts = zip(p.reshape(-1, n).split(width), k.expand(p.shape[:-1]).reshape(-1).split(width), strict=True)
+    return torch.cat([_solve(rows, sizes, margins) for rows, sizes in parts]).view(p.shape)
+
+
+def _solve(p: Tensor, k: Tensor, margins: Margins) -> Tensor:
+    """Solve (rows, n), each row until it is done."""
     goal = torch.logit(p)
-    is_open = goal.isfinite()
-    theta, last, is_newton = goal, torch.full((), torch.inf, device=p.device), False
+    theta, left = goal.clone(), torch.arange(len(p), device=p.device)
+    last, is_newton = torch.full_like(k, torch.inf), torch.zeros_like(k, dtype=torch.bool)
     for _ in range(STEPS):
-        z, _ = tilt(theta, k, margins)
-        at = subsets.counts(z, k)
+        z, _ = tilt(theta[left], k[left], margins)
+        at = subsets.counts(z, k[left])
         less, same = subsets.without(at)
-        lack = torch.where(is_open, goal - z - (less / same).log(), 0.0)
+        lack = torch.where(goal[left].isfinite(), goal[left] - z - (less / same).log(), 0.0)
         spread = subsets.spread(at, less, same)
         lack = lack - (spread * lack).sum(-1, keepdim=True) / spread.sum(-1, keepdim=True).clamp(min=1e-300)
-        error = lack.abs().max() if lack.numel() else last
-        if not error > TOLERANCE or (is_newton and error > last / 2 and error < 1e-9):  # solved, or to rounding
+        error = lack.abs().amax(-1)
+        is_rounding = is_newton & (error > last / 2) & (error < 1e-9)
+        goes_on = ((error > torch.where(is_newton, TOLERANCE / 10, TOLERANCE)) & ~is_rounding).nonzero()[:, 0]
+        is_near = (error <= TOLERANCE) & ~is_newton  # by a step that contracts: one more costs nothing
+        theta[left] = torch.where(goal[left].isfinite() & is_near[:, None], z + lack, theta[left])
+        if len(goes_on) == 0:
             break
-        is_newton = bool(error > last / 4)
-        step = covariance_solve(at, spread * lack) if is_newton else lack
-        last = error
-        theta = torch.where(is_open, z + step, goal)
-    return torch.where(is_open, tilt(theta, k, margins)[0], goal)
+        at, is_newton = subsets.Counts(*(t[goes_on] for t in at)), (error > last / 4)[goes_on]
+        left, last, z, lack, spread = (t[goes_on] for t in (left, error, z, lack, spread))
+        if is_newton.any():
+            hard = subsets.Counts(*(t[is_newton] for t in at))
+            lack[is_newton] = covariance_solve(hard, (spread * lack)[is_newton])
+        theta[left] = torch.where(goal[left].isfinite(), z + lack, goal[left])
+    return torch.where(goal.isfinite(), tilt(theta, k, margins)[0], goal)
 
 
 def covariance_solve(counts: subsets.Counts, r: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ that #(+inf) ≤ k ≤ #(> −inf). How many nodes the sums take is read on the 
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from itertools import combinations
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ FAR = 36.0  # e^−FAR of the mass may be lost, at each of: the window's ends, t
 # and products of logistic ones tend to it.
 STEP = math.pi**2 / FAR
 NODES, MOST_NODES = 128, 1 << 15
+MOST_LISTED = 1 << 12  # sets, of items drawn so far
 CHUNK = 1 << 17  # how many numbers a tensor may hold while nodes are summed: few enough for the cache
 GONE = 300.0  # so far out that log F(GONE), log(1 − F(−GONE)) and h(−GONE) are as good as 0, yet no underflow
 OUT_OF_REACH = 1e4  # a gap that noise does not cross
@@ -112,13 +114,15 @@ def log_prob(noise: Noise, scores: Tensor, k: Tensor, subset: Tensor) -> Tensor:
     parts, chunks = [], _chunks(nodes + 1, s)
     for node in chunks:
         y = spacing.unsqueeze(-1) * node - left.unsqueeze(-1)
-        if len(chunks) == 1 or not s.requires_grad:
-            values = log_integrand(s, y)
-        else:  # autograd would keep all chunks, so each is computed again in backward
-            values = checkpoint(log_integrand, s, y, use_reentrant=False, preserve_rng_state=False)
-        parts.append(values.logsumexp(-1))
+        parts.append(made_anew(log_integrand, len(chunks), s, y).logsumexp(-1))
     integral = (torch.stack(parts, -1).logsumexp(-1) + spacing.log()).clamp(max=0.0)
     return torch.where(is_random, integral, torch.where(possible, 0.0, -torch.inf))
+
+
+def made_anew(fn: Callable[..., Any], chunks: int, *arguments: Tensor) -> Any:
+    """Call a function of one of several chunks, and again in backward: autograd would keep all of them."""
+    is_kept = chunks == 1 or not torch.is_grad_enabled() or not any(t.requires_grad for t in arguments)
+    return fn(*arguments) if is_kept else checkpoint(fn, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
 def _chunks(count: int, each: Tensor) -> list[Tensor]:
@@ -152,9 +156,8 @@ def _peak_and_window(
     return peak, far[..., 0].exp(), far[..., 1].exp()
 
 
-@torch.no_grad()
 def inclusion(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
-    """Return P(i is in the sample) for each i, accurate to 1e-12, without derivatives; scores (…, n), k (…) → (…, n).
+    """Return P(i is in the sample) for each i, accurate to 1e-12, differentiable; scores (…, n), k (…) → (…, n).
 
     π_i = ∫ (1 − F(y − s_i)) g_i(y) dy, where g_i is the density of the k-th largest score among the others.
     """
@@ -162,25 +165,63 @@ def inclusion(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
     is_random = scores.isfinite()
     sizes = is_random.sum(-1)
     result = ((scores == torch.inf) | (is_random & (k >= sizes).unsqueeze(-1))).to(scores.dtype)
+    result = result + 0 * torch.where(is_random, scores, 0.0)  # a gradient, of 0, where nothing is left to chance
     rows = (k > 0) & (k < sizes)
     if scores.numel() and bool(rows.any()):
-        random = torch.where(is_random, scores, -torch.inf)[rows]
-        result[rows] += _inclusion(noise, random, k[rows].to(scores.dtype))
+        random, size = torch.where(is_random, scores, -torch.inf)[rows], k[rows].to(scores.dtype)
+        law = _listed if noise is GUMBEL and _is_short(scores.shape[-1], int(size.max())) else _inclusion
+        result[rows] += law(noise, random, size)
     return result
+
+
+def _is_short(n: int, k: int) -> bool:
+    """Tell whether few enough sets can be drawn on the way to k items; the weights of 12 do not underflow."""
+    return k <= 12 and sum(math.comb(n, size) for size in range(k)) <= MOST_LISTED
+
+
+def _listed(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
+    """Compute `_inclusion` of Gumbel noise by all sets of fewer than k items: the next item is drawn ∝ e^score."""
+    s, order = _close_gaps(scores, k)
+    n, levels = s.shape[-1], []
+    place: dict[tuple[int, ...], int] = {}
+    for count in range(int(k.max())):  # the sets of each size: their items, what they come from, what is not in them
+        sets = list(combinations(range(n), count))
+        before = torch.tensor([[place[t[:i] + t[i + 1 :]] for i in range(count)] for t in sets], dtype=torch.int64)
+        items = torch.tensor(sets, dtype=torch.int64).view(len(sets), count)
+        outside = torch.ones(len(sets), n, dtype=s.dtype).scatter_(1, items, 0.0)
+        levels.append([t.to(s.device) for t in (items, before.view(len(sets), count), outside)])
+        place = {t: i for i, t in enumerate(sets)}
+    parts = []
+    width = max(CHUNK // max(len(outside) for *_, outside in levels), 1)
+    for w, size in zip((s - s[:, :1]).exp().split(width), k.unsqueeze(-1).split(width), strict=True):
+        total, ratio = torch.zeros_like(w), torch.ones_like(w[:, :1])
+        for count, (items, origin, outside) in enumerate(levels):
+            chance = (w[:, items] * ratio[:, origin]).sum(-1) if count else ratio  # (rows, sets)
+            ratio = chance / (w @ outside.mT)
+            total = total + torch.where(count < size, w * (ratio @ outside), 0.0)
+        parts.append(total)
+    return torch.empty_like(s).scatter_(-1, order, torch.cat(parts).clamp(0.0, 1.0))
 
 
 def _inclusion(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
     """Compute `inclusion` for (r, n) rows of which more than k ≥ 1 are random; the others are −inf."""
     s, order = _close_gaps(scores, k)
     total, mass = torch.zeros_like(s), torch.zeros_like(s)
-    row, y = _inclusion_nodes(noise, s, k)
-    for part in _chunks(len(row), s[0].expand(min(s.shape[-1], 50), -1)):
-        r = row[part]
-        z = y[part].unsqueeze(-1) - s[r]
+    with torch.no_grad():
+        row, y = _inclusion_nodes(noise, s, k)
+
+    def at(y: Tensor, s: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        z = y.unsqueeze(-1) - s
         above = noise.log_sf(z).exp()
-        density = _kth_of_others(noise, z, above, k[r])
+        density = _kth_of_others(noise, z, above, k)
+        return density, above * density
+
+    chunks = _chunks(len(row), s[0].expand(min(s.shape[-1], 50), -1))
+    for part in chunks:
+        r = row[part]
+        density, both = made_anew(at, len(chunks), y[part], s[r], k[r])
         mass.index_add_(0, r, density)
-        total.index_add_(0, r, above * density)
+        total.index_add_(0, r, both)
     # The mass is 1/spacing, but for the rounding of Π φ, which `total` shares.
     return torch.empty_like(total).scatter_(-1, order, (total / mass).clamp(0.0, 1.0))
 

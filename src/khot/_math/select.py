@@ -56,3 +56,22 @@ def softmaxes(x: Tensor, k: int, temperature: float) -> Tensor:
         total = total + torch.where(step < left, chosen, 0.0)
         x = x + (1 - chosen).clamp(min=tiny).log()
     return total
+
+
+def proportional(x: Tensor, k: Tensor, most: int) -> Tensor:
+    """Return min(1, e^x/c) with the sum k ≤ most; (…, n) of x's dtype, NaN where k > the number of scores above −inf.
+
+    The m largest are certain, for the least m at which the next one is not: c_m = Σ_{others} e^x/(k − m) ≥ its e^x.
+    """
+    top, at = x.topk(min(most + 1, x.shape[-1]))  # m ≤ k
+    below = x.scatter(-1, at, -torch.inf).logsumexp(-1, keepdim=True)  # log Σ of all others
+    rest = torch.cat((below, top.flip(-1)), -1).logcumsumexp(-1).flip(-1)[..., :-1]  # of this one and those after it
+    place = torch.arange(top.shape[-1], device=x.device)
+    left = (k[..., None] - place).clamp(min=0).to(x.dtype).log()  # log(k − m)
+    is_certain = (top + left >= rest) & (top > -torch.inf)
+    m = is_certain.cumprod(-1).sum(-1, keepdim=True)
+    next_one = m.clamp(max=top.shape[-1] - 1)
+    log_c = rest.gather(-1, next_one) - left.gather(-1, next_one)  # +inf if nothing is left of k
+    p = (x - log_c.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=torch.inf)).exp()
+    p = p.scatter(-1, at, torch.where(place < m, 1.0, p.gather(-1, at)))
+    return p.masked_fill((x > -torch.inf).sum(-1, keepdim=True) < k[..., None], torch.nan)

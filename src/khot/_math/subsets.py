@@ -16,6 +16,7 @@ from torch import Tensor
 MOST = 30
 NEGLIGIBLE = 42.0  # e^−42 is 6e-19
 AT_ONCE = 1 << 18  # complex numbers per chunk: what stays in the cache
+MOST_PAIRS = 1 << 22  # at a time
 
 
 class Counts(NamedTuple):
@@ -93,6 +94,11 @@ def covariance_product(c: Counts, v: Tensor) -> Tensor:
 
 def joint(c: Counts, extra: Tensor | None = None) -> Tensor:
     """Return E[x_i x_j | S = k], or with `extra` a (…, n) E[x_i x_j Σ a x | S = k]; (…, n, n), with the diagonal."""
+    rows, n = c.p.shape[:-1].numel(), c.p.shape[-1]
+    if rows > (width := max(MOST_PAIRS // (n * n), 1)):
+        parts = zip(*(t.flatten(0, -2).split(width) for t in (*c, c.p if extra is None else extra)), strict=True)
+        each = [joint(Counts(*part), None if extra is None else a) for *part, a in parts]
+        return torch.cat(each).view(*c.p.shape, n)
     total = c.weight.real.sum(-1)[..., None, None]
     u = _chosen(c, slice(None))  # (…, T, n)
     weight = c.weight[..., None]
@@ -140,9 +146,10 @@ def safe_log(t: Tensor) -> Tensor:
     return torch.where(is_nil, -torch.inf, torch.where(is_nil, 1.0, t).log())
 
 
-def number_of_subsets(n: int, k: float) -> int:
-    """Count the subsets of size k; of size ⌊k⌋ and ⌈k⌉ if it is fractional."""
-    return sum(math.comb(n, size) for size in {math.floor(k), math.ceil(k)})
+def log_number_of_subsets(n: int, k: float) -> float:
+    """Return the decimal logarithm of how many subsets have the size k; the larger of ⌊k⌋ and ⌈k⌉ if fractional."""
+    sizes = {math.floor(k), math.ceil(k)}
+    return max(math.lgamma(n + 1) - math.lgamma(m + 1) - math.lgamma(n - m + 1) for m in sizes) / math.log(10)
 
 
 def all_subsets(n: int, k: float, device: torch.device) -> Tensor:

@@ -3,6 +3,8 @@
 The probabilities are rounded to integer multiples of 1/F, which sum to k exactly in any order of summation.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -60,13 +62,53 @@ def log_prob(p: Tensor, k: Tensor, x: Tensor) -> Tensor:
 
 
 def joint(p: Tensor, k: Tensor) -> Tensor:
-    """Return P(i and j are drawn); (…, n, n): the lengths of the intervals of u in which both are."""
-    shift, c = places(p.shape[-1]), quantised(p, k).cumsum(-1)
-    one = 1 << shift
-    # The sample changes where c_i + u is an integer.
-    starts = torch.cat((torch.zeros_like(c[..., :1]), (-c) & (one - 1)), -1).sort(-1).values  # (…, n + 1)
-    ends = torch.cat((starts[..., 1:], torch.full_like(starts[..., :1], one)), -1)
-    passed = (c[..., None, :] + starts[..., None]) >> shift
+    """Return P(i and j are drawn), (…, n, n): the lengths of the intervals of u in which both are."""
+    at = intervals(p, k)
+    passed = (at.c[..., None, :] + at.starts[..., None]) >> places(p.shape[-1])
     member = passed.diff(prepend=torch.zeros_like(passed[..., :1])).to(torch.float64)  # (…, n + 1, n)
-    length = (ends - starts).to(torch.float64) / one
-    return member.mT @ (length[..., None] * member)
+    return member.mT @ (at.length[..., None] * member)
+
+
+def variance_of_sum(p: Tensor, k: Tensor, weights: Tensor) -> Tensor:
+    """Return Var(Σ a_i x_i), (…), in O(n log n): there are n + 1 samples, and each differs from the last by one swap.
+
+    Where c_i + u reaches an integer, what is drawn there moves from item i + 1 to item i; or begins at the last item.
+    """
+    at = intervals(p, k)
+    passed = at.c >> places(p.shape[-1])
+    first = passed.diff(prepend=torch.zeros_like(passed[..., :1]))  # the sample at u = 0
+    a = weights.to(torch.float64).expand(torch.broadcast_shapes(weights.shape, p.shape))
+    change = a - torch.cat((a[..., 1:], torch.zeros_like(a[..., :1])), -1)
+    steps = change.gather(-1, at.order.expand(a.shape)) * (at.starts[..., 1:] > 0)  # at u = 0 is `first`
+    sums = torch.cat((torch.zeros_like(a[..., :1]), steps.cumsum(-1)), -1) + (a * first).sum(-1, keepdim=True)
+    mean = (at.length * sums).sum(-1, keepdim=True)
+    return (at.length * (sums - mean).square()).sum(-1)
+
+
+def mode(p: Tensor, k: Tensor) -> Tensor:
+    """Return the sample of the longest interval; (…, n) int64."""
+    at = intervals(p, k)
+    u = at.starts.gather(-1, at.length.argmax(-1, keepdim=True))
+    passed = (at.c + u) >> places(p.shape[-1])
+    return passed.diff(prepend=torch.zeros_like(passed[..., :1]))
+
+
+class Intervals(NamedTuple):
+    """The intervals of u that have one sample each: it changes where c_i + u is an integer."""
+
+    c: Tensor  # (…, n) int64, running sums of π in units of 1/F
+    starts: Tensor  # (…, n + 1) int64, rising from 0
+    length: Tensor  # (…, n + 1) float64, with a gradient in π
+    order: Tensor  # (…, n) at which c_i all but the first start
+
+
+def intervals(p: Tensor, k: Tensor) -> Intervals:
+    """Return the intervals of u and their samples."""
+    one = 1 << places(p.shape[-1])
+    c = quantised(p.detach(), k).cumsum(-1)
+    starts, order = ((-c) & (one - 1)).sort(-1)
+    moving = p.cumsum(-1).gather(-1, order)
+    exact = starts.to(torch.float64) / one - (moving - moving.detach())
+    ends = torch.cat((exact, torch.ones_like(exact[..., :1])), -1)
+    length = ends.diff(prepend=torch.zeros_like(exact[..., :1]))
+    return Intervals(c, torch.cat((torch.zeros_like(starts[..., :1]), starts), -1), length, order)

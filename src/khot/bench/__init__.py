@@ -16,6 +16,8 @@ from ._measure import Timing as Timing
 from ._measure import measure as measure
 from ._measure import peak_memory as peak_memory
 from ._report import COLUMNS as COLUMNS
+from ._report import WIDE as WIDE
+from ._report import conclusion as conclusion
 from ._report import environment as environment
 from ._report import markdown_table as markdown_table
 from ._report import records as records

@@ -1,14 +1,12 @@
 """Measure the time and memory of contenders at one shape, interleaved. No printing.
 
 Every round calls each contender that is due, in an order shuffled anew, so that a disturbance of the machine hits all
-alike and none always runs in the caches that the same other one left. A sample is the mean of as many calls as fill
-`TICK`. Fast contenders are called once, untimed, before each sample. With one thread on the CPU the clock is process
-CPU time, which other processes hardly lengthen; otherwise it is wall time, which means little on a busy machine, where
-threads wait for one another. Making the inputs is never timed.
+alike. A sample is the mean of as many calls as fill `TICK`; fast contenders are called once before it, untimed. With
+one thread on the CPU the clock is process CPU time, which other processes hardly lengthen; otherwise it is wall time.
 
-Left as it is, for all alike: glibc returns large blocks to the system, so a large output pays page faults at each call.
-That can be most of the time of a light operator and hides the differences between them; to take it out, for all alike,
-start Python with MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=8589934592. Reports say if that was done.
+glibc returns large blocks to the system, so a large output pays page faults at each call, which can be most of the time
+of a light operator. To take that out, for all alike, start Python with MALLOC_MMAP_THRESHOLD_=4294967296
+MALLOC_TRIM_THRESHOLD_=8589934592. Reports say if that was done.
 """
 
 import ctypes
@@ -112,7 +110,8 @@ class _Call:
     """A function to time: what a warm call costs, how many calls make a sample, and the samples."""
 
     def __init__(self, fn: Callable[[], object], settings: Settings) -> None:
-        self.fn, self.is_cuda = fn, settings.device.startswith("cuda")
+        self.fn = fn
+        self.wait = torch.cuda.synchronize if settings.device.startswith("cuda") else lambda: None
         self.clock = time.process_time if settings.clock == "process CPU time" else time.perf_counter
         self.cost = self.time(1)
         if self.cost <= TICK:
@@ -121,13 +120,11 @@ class _Call:
         self.samples: list[float] = []
 
     def time(self, inner: int) -> float:
-        if self.is_cuda:
-            torch.cuda.synchronize()
+        self.wait()
         start = self.clock()
         for _ in range(inner):
             self.fn()
-        if self.is_cuda:
-            torch.cuda.synchronize()
+        self.wait()
         return (self.clock() - start) / inner
 
     def sample(self) -> None:
@@ -136,8 +133,9 @@ class _Call:
         self.samples.append(self.time(self.inner))
 
     def timing(self) -> Timing:
-        p20, median, p80 = np.percentile(self.samples, [20, 50, 80]).tolist()
-        return Timing(median, p20, p80, len(self.samples))
+        samples = self.samples or [self.cost]
+        p20, median, p80 = np.percentile(samples, [20, 50, 80]).tolist()
+        return Timing(median, p20, p80, len(samples))
 
 
 def measure(
@@ -165,13 +163,10 @@ def measure(
         except KeyboardInterrupt:
             interrupted = True
     for result, calls in running:
-        if result.skipped:  # it failed on the way
-            continue
-        if not calls[-1].samples:
-            for call in calls:
-                call.samples = [call.cost]
-            result.note = "; ".join(filter(None, (result.note, "from the warm-up, not interleaved")))
-        result.forward, result.both = (*(call.timing() for call in calls), None)[:2]
+        if not result.skipped:  # it did not fail on the way
+            if not calls[-1].samples:
+                result.note = "; ".join(filter(None, (result.note, "from the warm-up, not interleaved")))
+            result.forward, result.both = (*(call.timing() for call in calls), None)[:2]
     for result in results:
         if not result.skipped and result.forward is None:
             result.skipped = "interrupted before it was measured"
@@ -196,16 +191,14 @@ def _prepare(result: Result, x: Tensor, settings: Settings) -> list[_Call]:
         if settings.backward:
             leaf = x.clone().requires_grad_()
             upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(settings.seed + 1)).to(y)
-            calls.append(lambda: torch.autograd.grad(fn(leaf, k), leaf, upstream))
+            backward = lambda: torch.autograd.grad(fn(leaf, k), leaf, upstream)  # noqa: E731 (as the one above)
             try:
-                if fn(leaf, k).requires_grad:
-                    calls[1]()
-                else:
-                    result.note = "no gradient"
+                result.note = "" if fn(leaf, k).requires_grad else "no gradient"
+                if not result.note:
+                    backward()
+                    calls.append(backward)
             except Exception as error:
                 result.note = f"no backward: {_first_line(error)}"
-            if result.note:
-                calls.pop()
         del y
         result.allocated, result.resident = peak_memory(calls[0], x)
         return [_Call(call, settings) for call in calls]
@@ -235,19 +228,14 @@ def _run(running: list[tuple[Result, list[_Call]]], settings: Settings, on_progr
     plans = [int(min(max(settings.budget / seconds, 1), MOST_SAMPLES)) for seconds in once]
     rounds, shuffle, done = max(plans, default=0), random.Random(settings.seed).shuffle, 0
     for turn in range(rounds):
-        due = [
-            entrant
-            for entrant, plan in zip(running, plans, strict=True)
-            if turn == 0 or turn * plan // rounds != (turn - 1) * plan // rounds
-        ]
+        planned = zip(running, plans, strict=True)
+        due = [one for one, plan in planned if not turn or turn * plan // rounds != (turn - 1) * plan // rounds]
         shuffle(due)
         for result, calls in due:
             on_progress(f"measuring {result.name}", done, sum(plans))
             done += 1
-            if result.skipped:
-                continue
             try:
-                for call in calls:
+                for call in calls if not result.skipped else ():
                     call.sample()
             except Exception as error:
                 result.skipped = f"failed while measured: {_first_line(error)}"

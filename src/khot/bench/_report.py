@@ -9,16 +9,14 @@ import platform
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from .._extras import require
 from ..kernels import status
 from ._contenders import BASELINE
-from ._measure import Report, Timing
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from ._measure import Report
 
 COLUMNS = (
     *("name", "kind", "what", "shape", "k", "dtype", "device", "threads", "compiled", "clock"),
@@ -29,6 +27,8 @@ COLUMNS = (
 )
 """The keys of `records`; docs/speed.md says what each means."""
 HEADINGS = ("contender", "forward", "× khot", "forward + backward", "× khot", "memory", "|Σ−k|", "range", "NaN")
+NARROW = 5  # how many of them a narrow terminal has
+WIDE = 130  # columns of a terminal that has them all
 
 
 def environment() -> dict[str, str]:
@@ -49,14 +49,16 @@ def environment() -> dict[str, str]:
 def records(report: Report) -> list[dict[str, Any]]:
     """Return one flat dict per contender with the keys of `COLUMNS`; `None` where there is no figure."""
     s = report.settings
-    forward, both = _baseline(report)
     shared = vars(s) | environment() | {"clock": s.clock, "compiled": s.compile, "interrupted": report.interrupted}
     shared |= {"shape": "x".join(map(str, s.shape)), "dtype": str(s.dtype).removeprefix("torch.")}
-    rows = []
+    base, rows = next((r for r in report.results if r.name == BASELINE), None), []
     for r in report.results:
         row = shared | vars(r) | {"kind": r.contender.kind, "what": r.contender.what, "flags": "; ".join(r.flags)}
-        row |= _times("forward", r.forward) | _times("both", r.both)
-        row |= {"forward_ratio": _ratio(r.forward, forward), "both_ratio": _ratio(r.both, both)}
+        for part in ("forward", "both"):
+            timing, unit = getattr(r, part), getattr(base, part, None)
+            values = [None] * 4 if timing is None else [*(1e3 * t for t in timing[:3]), timing.samples]
+            row |= zip((f"{part}{key}" for key in ("_ms", "_p20_ms", "_p80_ms", "_samples")), values, strict=True)
+            row[f"{part}_ratio"] = timing.median / unit.median if timing and unit else None
         rows.append({key: row[key] for key in COLUMNS})
     return rows
 
@@ -79,32 +81,44 @@ def to_csv(rows: Iterable[dict[str, Any]]) -> str:
 
 def to_json(rows: Iterable[dict[str, Any]]) -> str:
     """Return the records as a JSON list; a NaN or infinite figure becomes a string, since JSON has no such numbers."""
-    plain = [
-        {key: str(v) if isinstance(v, float) and not math.isfinite(v) else v for key, v in row.items()} for row in rows
-    ]
-    return json.dumps(plain, indent=1, ensure_ascii=False)
+
+    def plain(value: Any) -> Any:
+        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps([{key: plain(v) for key, v in row.items()} for row in rows], indent=1, ensure_ascii=False)
 
 
 def to_markdown(report: Report) -> str:
     """Make a table for a README, with a line on what it shows and one on what was skipped."""
-    parts = [caption(report) + ".", markdown_table(HEADINGS, _cells(report))]
+    parts = [caption(report) + ".", markdown_table(HEADINGS, map(_cells, _measured(report)))]
     if skipped := [f"`{r.name}` ({r.skipped})" for r in report.results if r.skipped]:
         parts.append("Skipped: " + "; ".join(skipped) + ".")
     return "\n\n".join(parts) + "\n"
 
 
-def to_table(report: Report) -> "Table":
-    """Make a table for the terminal; needs rich."""
-    from rich.table import Table
-
-    table = Table(title=caption(report), title_justify="left", pad_edge=False)
-    for index, heading in enumerate(HEADINGS):
+def to_table(report: Report, width: int = WIDE) -> Any:
+    """Make a table for a terminal: khot, torch, then others; times and ratios alone below `WIDE` columns."""
+    table = require("rich.table", extra="cli").Table(title=caption(report), title_justify="left", pad_edge=False)
+    columns = len(HEADINGS) if width >= WIDE else NARROW
+    for index, heading in enumerate(HEADINGS[:columns]):
         table.add_column(heading, justify="right" if index else "left", no_wrap=True)
-    styles = {"khot": "bold", "reference": "dim"}
-    measured = [r for r in report.results if not r.skipped]
-    for r, cells in zip(measured, _cells(report), strict=True):
-        table.add_row(*cells, style="red" if r.flags else styles.get(r.contender.kind, ""))
+    groups: dict[str, list[dict[str, Any]]] = {"bold": [], "dim": [], "": []}
+    for row in _measured(report):
+        groups["bold" if row["kind"] == "khot" else "dim" if row["name"].startswith("torch.") else ""].append(row)
+    for look, rows in groups.items():
+        for row in rows:
+            table.add_row(*_cells(row, columns > NARROW)[:columns], style="red" if row["flags"] else look)
+        table.add_section()
     return table
+
+
+def conclusion(report: Report) -> str:
+    """Say in a sentence what σ_k costs; empty if torch.softmax was not measured."""
+    plain = next((row for row in _measured(report) if row["name"] == "torch.softmax"), {})
+    if not plain.get("forward_ratio"):
+        return ""
+    both = f" ({1 / plain['both_ratio']:.2g}× with the backward pass)" if plain["both_ratio"] else ""
+    return f"σ_k costs {1 / plain['forward_ratio']:.2g}× torch.softmax at this shape{both}."
 
 
 def caption(report: Report) -> str:
@@ -123,49 +137,35 @@ def threads(count: int) -> str:
     return f"{count} thread{'s' * (count != 1)}"
 
 
-def _cells(report: Report) -> list[list[str]]:
-    """Return the rows of the table as text, without skipped contenders."""
-    forward, both = _baseline(report)
+def _measured(report: Report) -> list[dict[str, Any]]:
+    return [row for row in records(report) if not row["skipped"]]
+
+
+def _cells(row: dict[str, Any], has_spread: bool = True) -> list[str]:
+    """Return a record as the text of a row of the table."""
+    peaks = [peak for peak in (row["allocated"], row["resident"]) if peak is not None]
     return [
-        [
-            r.name,
-            _span(r.forward),
-            _number(_ratio(r.forward, forward), ".2f"),
-            _span(r.both),
-            _number(_ratio(r.both, both), ".2f"),
-            _number(max((peak for peak in (r.allocated, r.resident) if peak is not None), default=None), ".1f"),
-            _number(r.sum_error, ".0e") + "!" * ("does not sum to k" in r.flags),
-            _number(r.out_of_range, "d"),
-            _number(r.nans, "d"),
-        ]
-        for r in report.results
-        if not r.skipped
+        row["name"],
+        _time(row, "forward", has_spread),
+        _number(row["forward_ratio"], ".2f"),
+        _time(row, "both", has_spread),
+        _number(row["both_ratio"], ".2f"),
+        _number(max(peaks, default=None), ".1f"),
+        _number(row["sum_error"], ".0e") + "!" * ("does not sum to k" in row["flags"]),
+        _number(row["out_of_range"], "d"),
+        _number(row["nans"], "d"),
     ]
-
-
-def _baseline(report: Report) -> tuple[Timing | None, Timing | None]:
-    """Return the forward, and forward and backward, times that ratios refer to."""
-    return next(((r.forward, r.both) for r in report.results if r.name == BASELINE), (None, None))
-
-
-def _times(prefix: str, timing: Timing | None) -> dict[str, float | None]:
-    keys = (f"{prefix}_ms", f"{prefix}_p20_ms", f"{prefix}_p80_ms", f"{prefix}_samples")
-    values = [None] * 4 if timing is None else [*(1e3 * t for t in timing[:3]), timing.samples]
-    return dict(zip(keys, values, strict=True))
-
-
-def _ratio(timing: Timing | None, base: Timing | None) -> float | None:
-    return None if timing is None or base is None else timing.median / base.median
 
 
 def _number(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
 
 
-def _span(timing: Timing | None) -> str:
-    """Format the median and the spread with three digits, in µs or ms."""
-    if timing is None:
+def _time(row: dict[str, Any], part: str, has_spread: bool) -> str:
+    """Format the median, and the spread, with three digits, in µs or ms."""
+    if row[f"{part}_ms"] is None:
         return "–"
-    scale, unit = (1e6, "µs") if timing.median < 1e-3 else (1e3, "ms")
-    median, p20, p80 = (f"{t * scale:.3g}" if t * scale < 1000 else f"{t * scale:.0f}" for t in timing[:3])
-    return f"{median} {unit}" + f" ({p20}–{p80})" * (timing.samples > 1)
+    scale, unit = (1e3, "µs") if row[f"{part}_ms"] < 1 else (1, "ms")
+    times = (scale * row[f"{part}{key}_ms"] for key in ("", "_p20", "_p80"))
+    median, p20, p80 = (f"{t:.3g}" if t < 1000 else f"{t:.0f}" for t in times)
+    return f"{median} {unit}" + f" ({p20}–{p80})" * (has_spread and row[f"{part}_samples"] > 1)

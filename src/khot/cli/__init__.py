@@ -1,19 +1,32 @@
-"""The command line. Nothing imports it; it alone prints."""
+"""The command line. Nothing imports it but `khot_cli`; it alone prints."""
 
+import platform
 import sys
 
+import torch
 
-def main() -> None:
-    """Run the command `khot`."""
-    if sys.argv[1:] in (["tour"], ["tour", "--no-open"]):  # needs no extra
-        from ._tour import show_explorer
+from khot_cli import main as main
 
-        show_explorer(is_opened=len(sys.argv) == 2)
-        return
+from .._extras import require
+from .._version import __version__
+from ..kernels import status
+from ._tour import show_explorer as show_explorer
+
+
+def info() -> None:
+    """Print the versions, and which kernels run on which device and why."""
+    print(f"khot {__version__}, torch {torch.__version__}, Python {platform.python_version()}")
+    for device, kernel in status().items():
+        print(f"{device}: {kernel}")
+
+
+def run(extra: str) -> None:
+    """Run a command that needs an extra."""
     try:
-        from ._app import app
+        for package in ("typer", "rich"):
+            require(package, extra=extra)
     except ModuleNotFoundError as missing:
-        if missing.name not in ("typer", "rich"):
-            raise
-        sys.exit(f"The command line needs {missing.name}: install it with pip install 'khot[cli]'.")
-    app()
+        sys.exit(f"khot: {missing}.")
+    from ._app import app
+
+    app(prog_name="khot")

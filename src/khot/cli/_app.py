@@ -1,44 +1,18 @@
-"""The commands, and the two short ones themselves: `khot info` and `khot tour`."""
+"""The commands together."""
 
-import platform
 from typing import Annotated
 
-import torch
 import typer
 
-from .._version import __version__
-from ..kernels import status
+from . import info
 from ._bench import bench
 from ._sae import sae
 from ._select import select
 from ._tour import show_explorer
 
-app = typer.Typer(name="khot", no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
-for command in (select, bench, sae):
+app = typer.Typer(name="khot", no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+for command in (select, bench, sae, info):
     app.command()(command)
-
-
-def _version(value: bool) -> None:
-    if value:
-        typer.echo(f"khot {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    """Everything softmax does for one-hot, done for k-hot: differentiable top-k for PyTorch."""
-
-
-@app.command()
-def info() -> None:
-    """Print the versions, and which kernels run on which device and why."""
-    typer.echo(f"khot {__version__}, torch {torch.__version__}, Python {platform.python_version()}")
-    for device, kernel in status().items():
-        typer.echo(f"{device}: {kernel}")
 
 
 @app.command()

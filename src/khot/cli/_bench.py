@@ -6,33 +6,42 @@ import re
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from .._files import check_writable, write
-from ..bench import BASELINE, CONTENDERS, Contender, Report, Settings, measure, records, to_csv, to_json, to_table
-from ._show import fail, progress, table
+from ..bench import (
+    BASELINE,
+    CONTENDERS,
+    WIDE,
+    Contender,
+    Report,
+    Settings,
+    conclusion,
+    measure,
+    records,
+    to_csv,
+    to_json,
+    to_table,
+)
+from ._show import console, fail, progress, table
 
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
-WIDE = 140  # columns of the table where no terminal limits it
+Op = typer.Option(metavar="NAME", help="A contender; repeat for more. Default: all. sigmoid_topk always runs.")
+Also = typer.Option(metavar="MODULE:NAME", help="A dict of more khot.bench.Contender; repeat for more.")
+Threads = typer.Option(help="Threads. With 1 the clock is CPU time, else wall time.")
 
 
 def bench(
     shape: Annotated[str, typer.Option(help="Shape of the scores; rows lie along the last dim.")] = "4096x64",
-    k: Annotated[str, typer.Option(help="How many to choose: 8, 2.5 or 10% of n (rounded, at least 1).")] = "8",
+    k: Annotated[str, typer.Option("-k", "--k", help="How many to choose: 8, 2.5 or 10% of n (at least 1).")] = "8",
     dtype: Annotated[str, typer.Option(help=", ".join(DTYPES) + ".")] = "float32",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    op: Annotated[
-        list[str] | None, typer.Option(help="A contender; repeat for more. Default: all. sigmoid_topk always runs.")
-    ] = None,
-    also: Annotated[
-        list[str] | None, typer.Option(help="MODULE:NAME of a dict of more khot.bench.Contender; repeat for more.")
-    ] = None,
-    threads: Annotated[int, typer.Option(help="Threads. With 1 the clock is CPU time, else wall time.")] = 1,
+    op: Annotated[list[str] | None, Op] = None,
+    also: Annotated[list[str] | None, Also] = None,
+    threads: Annotated[int, Threads] = 1,
     compiled: Annotated[bool, typer.Option("--compile", help="Put every contender through torch.compile.")] = False,
     budget: Annotated[float, typer.Option(help="Seconds of samples for each contender.")] = 1.0,
     csv: Annotated[Path | None, typer.Option(help="Write a CSV file as well.")] = None,
@@ -55,14 +64,18 @@ def bench(
     """
     known = CONTENDERS | (_imported(also) if also else {})
     if listing:
-        Console().print(_listing(known))
+        lines = []
+        for name, c in known.items():
+            missing = f" ({c.package} is not installed)" if c.fn is None else ""
+            lines.append([name, c.kind, c.what + missing, "integer" if c.integer_k else "any"])
+        console().print(table(["contender", "kind", "method", "k"], lines, all_left=True))
         return
     contenders = _contenders(known, op or list(known))
     settings = _settings(shape, k, dtype, device, threads, compiled, budget)
     try:
         if csv is not None:
             check_writable(csv)
-        with progress() as on_progress:
+        with progress("starting") as on_progress:
             report = measure(contenders, settings, on_progress)
     except ValueError as problem:
         fail("bench", str(problem))
@@ -93,10 +106,8 @@ def _settings(shape: str, k: str, dtype: str, device: str, threads: int, compile
         fail("bench", f"--device must be cpu, cuda or cuda:N; got {device!r}")
     if device != "cpu" and not torch.cuda.is_available():
         fail("bench", f"--device {device} needs a CUDA build of torch and a GPU; torch.cuda.is_available() is False")
-    count = _count(k, sizes[-1])
-    return Settings(
-        shape=sizes, k=count, dtype=DTYPES[dtype], device=device, threads=threads, compile=compiled, budget=budget
-    )
+    where: dict[str, Any] = {"dtype": DTYPES[dtype], "device": device, "threads": threads}
+    return Settings(shape=sizes, k=_count(k, sizes[-1]), compile=compiled, budget=budget, **where)
 
 
 def _count(text: str, n: int) -> float:
@@ -134,22 +145,18 @@ def _contenders(known: dict[str, Contender], names: list[str]) -> dict[str, Cont
 
 
 def _show(report: Report) -> None:
-    console = Console(width=None if Console().is_terminal else WIDE)
-    console.print(to_table(report))
-    console.print(
-        "Times: median (20th–80th percentile). × khot: above 1 is slower than sigmoid_topk. Memory: peak of a forward "
-        "call in units of the input. |Σ−k|: relative, worst row. range: entries outside [0, 1]. – does not apply.",
-        style="dim",
-    )
+    show = console()
+    if not show.is_terminal and "COLUMNS" not in os.environ:
+        show.width = 140  # nothing limits it
+    show.print(to_table(report, show.width))
+    legend = "Times are medians. × khot: above 1 is slower than sigmoid_topk. – does not apply."
+    if show.width >= WIDE:
+        legend += " In brackets: 20th and 80th percentile. Memory: peak of a forward call in units of the input. "
+        legend += "|Σ−k|: relative, worst row. range: entries outside [0, 1]."
+    show.print(legend, style="dim")
     for result in report.results:
         said = (result.skipped and f"skipped: {result.skipped}", result.note, *result.flags)
         if any(said):
-            console.print(f"{result.name}: {'; '.join(filter(None, said))}", markup=False, highlight=False)
-
-
-def _listing(known: dict[str, Contender]) -> Table:
-    result = table(["contender", "kind", "method", "k"], [], all_left=True)
-    for name, c in known.items():
-        missing = f" ({c.package} is not installed)" if c.fn is None else ""
-        result.add_row(name, c.kind, c.what + missing, "integer" if c.integer_k else "any")
-    return result
+            show.print(f"{result.name}: {'; '.join(filter(None, said))}")
+    if said_last := conclusion(report):
+        show.print(said_last, style="bold")

@@ -2,26 +2,26 @@
 
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from .._extras import require
 from .._files import check_writable, write
 from ..jobs.sae_report import REPORT, figures, report, verdict
 from ..nn import SparseAutoencoderConfig
 from ..sae import RECIPES, Point, Training, check_activations, open_activations, train
-from ._show import command, fail, progress, table
+from ._show import command, console, fail, link, progress, table
+
+Kind = typer.Option(help="topk: k for each token; batch: in the mean; feature: tokens for each latent.")
 
 
 def sae(
     activations: Annotated[Path, typer.Argument(help="A .npy, .npz or .safetensors file of floats, (tokens, d).")],
     out: Annotated[Path, typer.Option(help="The folder for the results.")] = Path("sae"),
-    k: Annotated[float, typer.Option(help="Active latents a token.")] = 32,
+    k: Annotated[float, typer.Option("-k", "--k", help="Active latents a token.")] = 32,
     latents: Annotated[int, typer.Option(help="How many latents.")] = 4096,
-    kind: Annotated[
-        str, typer.Option(help="topk: k for each token; batch: in the mean; feature: tokens for each latent.")
-    ] = "topk",
+    kind: Annotated[str, Kind] = "topk",
     selector: Annotated[str, typer.Option(help=f"{', '.join(RECIPES)}.")] = "straight-through",
     zipf: Annotated[float, typer.Option(help="Exponent of the latents' budgets, for feature; 0: all the same.")] = 0.0,
     layer_norm: Annotated[bool, typer.Option("--layer-norm", help="Normalise each token first.")] = False,
@@ -36,43 +36,45 @@ def sae(
 ) -> None:
     """Train a sparse autoencoder on activations; the result loads in SAELens.
 
-    Writes cfg.json, sae_weights.safetensors, metrics.json and report.html. The file is mapped, so it may be larger than
-    memory. Checkpoints are atomic: after a crash or Ctrl-C, --resume continues to the same result, bit for bit. Ctrl-C
+    Writes cfg.json, sae_weights.safetensors, metrics.json and report.html. The activations are read from the disk as
+    they are needed, so the file may be larger than memory.
+
+    Checkpoints are atomic: after a crash or Ctrl-C, --resume continues to the same result, bit for bit. Ctrl-C
     also writes the results so far.
 
     For example:
 
-    khot sae acts.npz --k 32 --latents 4096 --out sae
+    khot sae acts.npz -k 32 --latents 4096 --out sae
 
     khot sae acts.safetensors --kind batch --out sae --steps 20000 --resume
     """
     try:
+        for package in ("safetensors", "matplotlib"):
+            require(package, extra="sae")
         data = open_activations(activations, array)
         count = int(k) if k.is_integer() else k
-        config = SparseAutoencoderConfig(
-            d_in=data.d, latents=latents, k=count, kind=cast(Any, kind), zipf=zipf, layer_norm=layer_norm
-        )
+        shape: dict[str, Any] = {"d_in": data.d, "latents": latents, "k": count, "kind": kind, "zipf": zipf}
+        config = SparseAutoencoderConfig(**shape, layer_norm=layer_norm)
         training = Training(selector=selector, steps=steps, batch_size=batch_size, lr=lr, seed=seed)
         check_writable(out / REPORT)
-        with progress() as on_progress:
+        with progress("starting") as on_progress:
             data.crc = check_activations(data, lambda done: on_progress("checking the activations", done, data.tokens))
 
             def on_step(point: Point, total: int) -> None:
                 on_progress(_label(point), point.step, total)
 
-            result = train(
-                data, config, training, out, resume=resume, checkpoint_every=checkpoint_every, on_step=on_step
-            )
+            how: dict[str, Any] = {"resume": resume, "checkpoint_every": checkpoint_every, "on_step": on_step}
+            result = train(data, config, training, out, **how)
         write(out / REPORT, report(result, activations.name, command()))
     except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
         fail("sae", str(error))
     if json:
         typer.echo(dumps(result.metrics, indent=1, allow_nan=False))
     else:
-        console = Console(highlight=False)
-        console.print(table(["", "all tokens", "held out"], figures(result.metrics)))
-        console.print(verdict(result.metrics))
-        console.print(f"In {out}, for a browser {out / REPORT}.", style="dim", markup=False)
+        show = console()
+        show.print(table(["", "all tokens", "held out"], figures(result.metrics)))
+        show.print(verdict(result.metrics), style="bold")
+        show.print(f"The model is in {out}. Report, with pictures: {link(out / REPORT)}")
     if not result.is_complete:
         typer.echo("khot sae: interrupted; --resume continues from here.", err=True)
         raise typer.Exit(130)

@@ -14,6 +14,7 @@ from ._splice import ebic as ebic
 from ._splice import gcv as gcv
 from ._splice import splice as splice
 from ._splice import splice_path as splice_path
+from ._updates import gradient_update as gradient_update
 from ._updates import least_squares_update as least_squares_update
 from ._updates import power_update as power_update
 from ._updates import svd_update as svd_update

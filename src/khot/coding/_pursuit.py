@@ -13,6 +13,7 @@ from ..kernels import cpu
 from ..relaxations import hard_topk, sigmoid_topk, straight_through
 
 CHUNK = 2**18  # scores (signals × atoms) that are worked on at a time: they stay in the cache
+SQUARES = 2**22  # the squares of all atoms, (n, d·d), are held up to this size
 HOT = 0.1  # temperature of the first step of `soft_pursuit`
 
 
@@ -81,8 +82,8 @@ def omp(
 def thresholding_pursuit(signals: Tensor, dictionary: Tensor, k: int | Tensor, *, steps: int = 50) -> SparseCode:
     """Code signals by hard thresholding pursuit: take the k largest of |c + μ·D(x − c·D)|, solve on them, repeat.
 
-    Cheaper than `omp` for many atoms: a step costs one product of residuals and dictionary whatever k is, and no Gram
-    matrix is held.
+    A step costs one product of residuals and dictionary whatever k is, and no Gram matrix (n, n) is held. Where that
+    matrix fits, `omp` is faster and its error is lower.
 
     Args:
         signals: (…, d).
@@ -148,13 +149,15 @@ def soft_pursuit(
     scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     scale = torch.where(scale > 0, scale, 1.0)
     unit = torch.eye(x.shape[-1], dtype=dtype, device=x.device)
+    shape = (*x.shape, x.shape[-1])  # (…, d, d)
+    squares = (atoms.unsqueeze(-1) * atoms.unsqueeze(-2)).flatten(1) if atoms.numel() * shape[-1] <= SQUARES else None
     scores = (x @ atoms.mT).abs()
     for step in range(steps):
         share = (step + 1) / steps
         heat = temperature**share * HOT ** (1 - share)
         weights = relaxation(scores / scale, k, temperature=heat)
-        system = (atoms.mT * weights.unsqueeze(-2)) @ atoms + ridge * unit  # (…, d, d)
-        dual = torch.linalg.solve(system, x)
+        gram = (atoms.mT * weights.unsqueeze(-2)) @ atoms if squares is None else (weights @ squares).view(shape)
+        dual = torch.linalg.solve(gram + ridge * unit, x)
         values = weights * (dual @ atoms.mT)
         scores = (values + (x - values @ atoms) @ atoms.mT).abs()
     if hard:

@@ -18,6 +18,7 @@ ENUMERATED = 30_000_000  # supports that `exact=True` will look at; minutes
 QUICK = 20_000  # supports that are enumerated rather than searched
 BACKWARD = 300  # columns up to which backward elimination is a start
 RELAXED = 500  # columns that take part in the relaxation, those with the highest correlation
+ACTIVE = 100  # of them, those that a step of it solves for, with the largest weights
 ROUNDING = 1e-24  # of ‖b‖²: smaller losses are 0, and do not differ
 STEPS, HOT, COLD, RIDGE = 25, 0.3, 0.003, 0.003  # of the relaxation; temperatures are in units of ‖b‖
 
@@ -140,7 +141,9 @@ def splice(
         )
     exact = count <= QUICK if exact is None else exact
     problems = [reduced.problem(target, budget) for target, budget in enumerate(budgets)]
-    return reduced.restore([best_subset.exhaustive(q) if exact else _search(q, exchange) for q in problems])
+    if exact:
+        return reduced.restore([best_subset.exhaustive(q) for q in problems])
+    return reduced.restore([_search(q, exchange, [best_subset.forward(q), _backward(q)]) for q in problems])
 
 
 def splice_path(
@@ -178,25 +181,34 @@ def splice_path(
 
 def _path(problem: Callable[[int], Problem], k: int, exchange: int) -> list[Fit]:
     """Return the best fits of 0 to k columns found upwards, and then downwards where that is better."""
+    left, added = [_backward(problem(k))], list[int]()
+    for size in range(k - 1, 0, -1):
+        left.append(_backward(problem(size), left[-1]))
     fits = [best_subset.fit(problem(0), [])]
     for size in range(1, k + 1):
-        found = _search(problem(size), exchange, [best_subset.forward(problem(size), fits[-1].support)])
+        q = problem(size)
+        added = best_subset.forward(q, added)
+        found = _search(q, exchange, [added, left[k - size], best_subset.forward(q, fits[-1].support)])
         fits.append(min(found, fits[-1], key=lambda fit: fit.loss))
     for size in range(k - 1, 0, -1):
         q, larger = problem(size), fits[size + 1].support
-        shorter = [[j for j in larger if j != i] for i in larger] if len(larger) > size else [larger]
-        start = min(shorter, key=lambda support: best_subset.fit(q, support).loss)
+        start = best_subset.backward(q, larger) or larger
         fits[size] = min(fits[size], best_subset.improve(q, start, min(exchange, 1)), key=lambda fit: fit.loss)
     return fits
 
 
-def _search(problem: Problem, exchange: int, starts: Sequence[Sequence[int]] = ()) -> Fit:
-    """Return the best of what exchanges lead to from several starts."""
-    p, found = problem.a.shape[1], dict[tuple[int, ...], Fit]()
-    candidates = [*starts, best_subset.forward(problem), best_subset.forward(problem, _relaxed(problem))]
-    if p <= min(BACKWARD, problem.a.shape[0]):
-        candidates.append(best_subset.backward(problem) or [])
-    for start in {tuple(sorted(s)) for s in candidates}:
+def _backward(problem: Problem, support: Sequence[int] | None = None) -> list[int] | None:
+    """Return what backward elimination leaves; None if there are too many columns for it, or they are dependent."""
+    if support is None and problem.a.shape[1] > min(BACKWARD, problem.a.shape[0]):
+        return None
+    return best_subset.backward(problem, support)
+
+
+def _search(problem: Problem, exchange: int, starts: Sequence[Sequence[int] | None]) -> Fit:
+    """Return the best of what exchanges lead to from several starts and from the relaxation."""
+    found = dict[tuple[int, ...], Fit]()
+    candidates = [*starts, best_subset.forward(problem, _relaxed(problem))]
+    for start in {tuple(sorted(s)) for s in candidates if s is not None}:
         found[start] = best_subset.improve(problem, start, exchange)
     return min(found.values(), key=lambda fit: (fit.loss, fit.support))
 
@@ -215,10 +227,11 @@ def _relaxed(problem: Problem) -> list[int]:
     for step in range(STEPS):
         heat = HOT * (COLD / HOT) ** (step / (STEPS - 1))
         weights = sigmoid_topk(scores / size, budget, temperature=heat, costs=price)
-        half = weights.sqrt()
-        system = half.unsqueeze(-1) * gram * half + RIDGE * torch.eye(len(half), dtype=a.dtype)
-        coefs = half * torch.linalg.solve(system, half * right)
-        scores = (coefs + right - gram @ coefs).abs()
+        active = weights.topk(min(ACTIVE, len(near))).indices
+        half = weights[active].sqrt()
+        system = half.unsqueeze(-1) * gram[active][:, active] * half + RIDGE * torch.eye(len(half), dtype=a.dtype)
+        coefs = half * torch.linalg.solve(system, half * right[active])
+        scores = (right - gram[:, active] @ coefs).index_add(0, active, coefs).abs()
     chosen: list[int] = []
     for j in near[weights.argsort(descending=True)].tolist():
         if problem.room([*chosen, j]) < 0:

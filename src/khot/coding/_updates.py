@@ -4,13 +4,20 @@ An update of your own is a function `(signals (m, d), dictionary (n, d), code) �
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
+from .. import _check
+from .._math.pursuit import first, least_squares
 from .._sparse import SparseCode
+from ._pursuit import SoftCode, soft_pursuit
 
-Update = Callable[[Tensor, Tensor, SparseCode], tuple[Tensor, SparseCode]]
+LONGEST = 0.1  # the length of a step: where the choice between two atoms is close, gradients are huge
+SOFT = partial(soft_pursuit, temperature=0.003, steps=2)
+LEAST = 0.1  # of the mean square of the coefficients: atoms with less do not take longer steps
 
 
 def svd_update(signals: Tensor, dictionary: Tensor, code: SparseCode) -> tuple[Tensor, SparseCode]:
@@ -55,6 +62,56 @@ def least_squares_update(signals: Tensor, dictionary: Tensor, code: SparseCode) 
     is_used = size > 0
     atoms = torch.where(is_used.unsqueeze(-1), atoms / torch.where(is_used, size, 1.0).unsqueeze(-1), dictionary)
     return atoms, code._replace(values=code.values * size[code.columns])
+
+
+def gradient_update(
+    signals: Tensor,
+    dictionary: Tensor,
+    code: SparseCode,
+    *,
+    pursuit: Callable[..., SoftCode] = SOFT,
+    rate: float = 0.5,
+) -> tuple[Tensor, SparseCode]:
+    """Step down the gradient of `‖X − C(D)·D‖²/2`, where C(D) is the soft code: it counts that supports change with D.
+
+    The step of an atom is divided by the square of its coefficients, as Newton's would be if C were constant.
+
+    Args:
+        signals, dictionary, code: as for the others; the code says how many atoms each signal has.
+        pursuit: a `functools.partial` of `khot.coding.soft_pursuit` with a relaxation and a temperature. If omitted,
+            two steps down to T = 0.003: after more steps, or colder ones, the gradient is that of few signals.
+        rate: the length of the step; 1 is the longest that is sensible.
+
+    Returns:
+        The dictionary, and the code with the least squares on its old support.
+
+    Examples:
+        >>> x = torch.randn(100, 8, generator=torch.Generator().manual_seed(0))
+        >>> atoms = torch.nn.functional.normalize(x[:12], dim=-1)
+        >>> for turn in range(20):
+        ...     code = khot.coding.omp(x, atoms, 2)
+        ...     print(f"{(x - code.decode(atoms)).norm():.1f}") if turn in (0, 19) else None
+        ...     atoms, _ = khot.coding.gradient_update(x, atoms, code)
+        16.0
+        13.2
+    """
+    _check.positive("rate", rate)
+    counts = torch.bincount(code.rows, minlength=len(signals))
+    with torch.enable_grad():
+        free = dictionary.detach().clone().requires_grad_()
+        unit = normalize(free, dim=-1)
+        values = pursuit(signals.detach(), unit, counts.to(signals.dtype)).values
+        (gradient,) = torch.autograd.grad((signals.detach() - values @ unit).square().sum() / 2, free)
+    size = values.detach().square().sum(0)
+    step = gradient / (size + LEAST * size.mean()).clamp(min=torch.finfo(size.dtype).tiny).unsqueeze(-1)
+    step = rate * step
+    step = step * (LONGEST / torch.linalg.vector_norm(step, dim=-1, keepdim=True)).clamp(max=1.0)
+    atoms = normalize(dictionary.detach() - step, dim=-1)
+    slot = torch.arange(len(code.rows), device=counts.device) - (counts.cumsum(0) - counts)[code.rows]
+    used = first(int(counts.max()) if len(counts) else 0, counts)
+    support = torch.zeros_like(used, dtype=torch.long)
+    support[code.rows, slot] = code.columns
+    return atoms, code._replace(values=least_squares(signals, atoms[support], used)[code.rows, slot])
 
 
 def _each_atom(

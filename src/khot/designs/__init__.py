@@ -1,8 +1,8 @@
 """Laws of k-hot vectors with given inclusion probabilities, as torch.distributions."""
 
 from ._design import Design
-from ._high_entropy import Brewer, ConditionalPoisson, Sampford
-from ._order import Pareto, PlackettLuce
+from ._high_entropy import Brewer, ConditionalPoisson, Pareto, Sampford
+from ._order import PlackettLuce
 from ._pivotal import Pivotal, Systematic
 from ._sample import KHotStraightThrough, RelaxedKHot
 from ._sample import MakesDesign as MakesDesign

@@ -148,10 +148,18 @@ class Design(Parameters):
         raise NotImplementedError(f"The mode of `{name}` is not tractable; that of `ConditionalPoisson` is.")
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return log P(x = value), for k-hot values (…, n) that broadcast with the batch; differentiable."""
+        """Return log P(x = value), for k-hot values (…, n) that broadcast with the batch; differentiable.
+
+        A value of another size is an error; −inf, as for any value that cannot be drawn, if `validate_args` is off.
+        """
         if self._validate_args:
             self._validate_sample(value)
-        return self._log_prob(value.to(torch.float64)).to(self.parameter.dtype)
+        value = value.to(torch.float64)
+        is_of_size = (value.sum(-1).round() - self._sizes).abs() < 1
+        log = self._log_prob(
+            torch.where(is_of_size[..., None], value, 0.0)
+        )  # a large subset may be costly, or too much
+        return torch.where(is_of_size, log, -torch.inf).to(self.parameter.dtype)
 
     def entropy(self) -> Tensor:
         """Return −Σ p log p in nats, (*batch)."""
@@ -166,8 +174,8 @@ class Design(Parameters):
             got = extremes(self._sizes) if len(sizes) else "no row"
             raise NotImplementedError(f"All rows must have the same k to enumerate subsets; got {got}.")
         k = float(sizes[0])
-        if (number := subsets.number_of_subsets(n, k)) > MOST_SUBSETS:
-            got = f"{n} items have {number} of that size"
+        if (digits := subsets.log_number_of_subsets(n, k)) > math.log10(MOST_SUBSETS):
+            got = f"{n} items have about 10^{digits:.1f} of size {k:g}"
             raise NotImplementedError(f"At most {MOST_SUBSETS} subsets are enumerated; {got}.")
         x = subsets.all_subsets(n, k, self.parameter.device).to(self.parameter.dtype)
         x = x.view(-1, *(1,) * len(self._batch_shape), n)

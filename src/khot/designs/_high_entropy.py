@@ -1,4 +1,4 @@
-"""Designs of maximum entropy, or close to it: conditional Poisson sampling, Sampford's design and Brewer's.
+"""Designs of maximum entropy, or close to it: conditional Poisson sampling, and Sampford's, Pareto's and Brewer's.
 
 The law p(x) ∝ exp(θ·x) of k-subsets has derivatives in linear time: ∇ log e_k = π, ∇π = Cov, ∇_π θ = Cov⁺.
 """
@@ -14,9 +14,9 @@ from torch.distributions import register_kl
 from torch.nn.functional import logsigmoid
 
 from .. import ops
-from .._math import high_entropy, natural, subsets
+from .._math import high_entropy, natural, order_sampling, subsets
 from ..relaxations import hard_topk
-from ._design import Design, is_out, outer
+from ._design import Design, is_out
 from ._parameters import logit
 
 MOST_DRAWN = 12  # the largest k for which `Brewer` has probabilities of subsets: they take 2^k steps
@@ -139,8 +139,16 @@ class ConditionalPoisson(Design):
 
     @property
     def logits(self) -> Tensor:
-        """θ, up to a constant; (*batch, n)."""
-        return self._theta.to(self.parameter.dtype) if self._is_probs else self.parameter
+        """θ, (*batch, n); solved for with Σσ(θ) = k if `probs` were given, as θ counts up to a constant."""
+        if not self._is_probs:
+            return self.parameter
+        theta = self._theta
+        finite = torch.where(theta.isfinite(), theta, 0.0)
+        share = (finite.sigmoid() * torch.sigmoid(-finite) * theta.isfinite()).detach()
+        shift = (share * (finite - finite.detach())).sum(-1, keepdim=True) / share.sum(-1, keepdim=True).clamp(
+            min=1e-300
+        )
+        return (theta - shift).to(self.parameter.dtype)  # `_theta` has the gradient with Σdθ = 0
 
     @property
     def _theta(self) -> Tensor:
@@ -157,6 +165,11 @@ class ConditionalPoisson(Design):
     def joint_probs(self) -> Tensor:
         """Return the joint inclusion probabilities, (*batch, n, n), in O(n²)."""
         return subsets.joint(_counts(self._theta, self._sizes)).to(self.parameter.dtype)
+
+    def joint_probs_of(self, indices: Tensor) -> Tensor:
+        """Return the joint inclusion probabilities of some items (*batch, m), (*batch, m, m), in O(n + m²)."""
+        counts = _counts(self._theta, self._sizes)
+        return subsets.joint(counts._replace(p=counts.p.gather(-1, indices))).to(self.parameter.dtype)
 
     def variance_of_sum(self, weights: Tensor) -> Tensor:
         """Return Var(Σ c_i x_i), (*batch), in O(n)."""
@@ -205,11 +218,54 @@ def _kl(p: ConditionalPoisson, q: ConditionalPoisson) -> Tensor:
     return torch.where(p._sizes == q._sizes, value, torch.inf).to(p.parameter.dtype)
 
 
-class Sampford(Design):
-    """Draw k-hot samples with exactly the inclusion probabilities asked for, within 0.003 nats of the maximum entropy.
+class WeightedProduct(Design):
+    """Have the law `p(x) ∝ Π_{x_i = 1} π_i/(1 − π_i) · Σ c_i x_i`: conditional Poisson, times a sum; abstract."""
 
-    `p(x) ∝ Π_{x_i = 1} π_i/(1 − π_i) · Σ x_i (1 − π_i)`. Samples of `Pareto` are drawn, and nearly all accepted.
-    Reference: Sampford, "On sampling without replacement with unequal probabilities of selection" (1967).
+    def _factors(self, p: Tensor, theta: Tensor) -> Tensor:
+        """Return c, up to a factor per row, from π and logit π; (*batch, n), 0 for items that are certain."""
+        raise NotImplementedError
+
+    def joint_probs(self) -> Tensor:
+        """Return the joint inclusion probabilities, (*batch, n, n), in O(n²)."""
+        _, theta, c, _ = self._solved()
+        return subsets.joint(subsets.counts(theta, self._sizes), c).to(self.parameter.dtype)
+
+    def variance_of_sum(self, weights: Tensor) -> Tensor:
+        """Return Var(Σ a_i x_i), (*batch), in O(n): the second derivative of log E[exp(ε Σ a_i x_i)] at ε = 0."""
+        p, theta, c, is_certain = self._solved()
+        a = (weights.to(torch.float64) - torch.zeros_like(p)).requires_grad_(False)
+        a = torch.where(theta.isfinite(), a, 0.0)
+        is_wanted = torch.is_grad_enabled() and theta.requires_grad
+        with torch.enable_grad():
+            epsilon = a.new_zeros(a.shape[:-1], requires_grad=True)
+            moved, k = theta + epsilon[..., None] * a, self._sizes.expand(epsilon.shape)
+            total = (marginals(moved, k) * c).sum(-1)
+            log = log_normaliser(moved, k)[0] + torch.where(is_certain, 1.0, total).log()
+            (slope,) = torch.autograd.grad(log.sum(), epsilon, create_graph=True)
+            (variance,) = torch.autograd.grad(slope.sum(), epsilon, create_graph=is_wanted)
+        return torch.where(is_certain, 0.0, variance).to(self.parameter.dtype)
+
+    def _log_prob(self, value: Tensor) -> Tensor:
+        p, theta, c, is_certain = self._solved()
+        log = (value * torch.where(theta.isfinite(), theta, 0.0)).sum(-1) - log_normaliser(theta, self._sizes)[0]
+        log = log + subsets.safe_log((value * c).sum(-1))
+        return torch.where(is_out(p, value), -torch.inf, torch.where(is_certain, 0.0, log))
+
+    def _solved(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return π, θ = logit π, c with E[Σ c x] = 1 in the law ∝ exp(θ·x), and whether nothing is left to chance."""
+        theta, k = logit(p := self._pi), self._sizes
+        c, is_certain = self._factors(p, theta), (p == 1).sum(-1) == k
+        norm = torch.where(is_certain, 1.0, (marginals(theta, k) * c).sum(-1))
+        c = torch.where(is_certain[..., None], 1 / k.clamp(min=1)[..., None], c / norm[..., None])
+        return p, theta, c, is_certain
+
+
+class Sampford(WeightedProduct):
+    """Draw k-hot samples with exactly the inclusion probabilities asked for, close to the maximum entropy.
+
+    `p(x) ∝ Π_{x_i = 1} π_i/(1 − π_i) · Σ x_i (1 − π_i)`. Samples of `Pareto` are drawn, and nearly all accepted. The
+    entropy was at most 0.0065 nats below the maximum in all rows tried; worst are 1000 items at 0.0005 and 1000 at
+    0.9995. Reference: Sampford, "On sampling without replacement with unequal probabilities of selection" (1967).
 
     Args:
         probs, k, logits, validate_args: as for `Design`.
@@ -220,26 +276,43 @@ class Sampford(Design):
         (tensor(0.3394), tensor(0.3394))
     """
 
-    def joint_probs(self) -> Tensor:
-        """Return the joint inclusion probabilities, (*batch, n, n), in O(n²)."""
-        p, theta, norm, is_certain = self._solved()
-        joint = subsets.joint(subsets.counts(theta, self._sizes), 1 - p) / norm[..., None, None]
-        return torch.where(is_certain[..., None, None], outer(p), joint).to(self.parameter.dtype)
-
-    def _log_prob(self, value: Tensor) -> Tensor:
-        p, theta, norm, is_certain = self._solved()
-        log_total = log_normaliser(theta, self._sizes)[0] + torch.where(is_certain, 1.0, norm).log()
-        log = (value * torch.where(theta.isfinite(), theta, 0.0)).sum(-1)
-        log = log + subsets.safe_log((value * (1 - p)).sum(-1)) - log_total
-        return torch.where(is_out(p, value), -torch.inf, torch.where(is_certain, 0.0, log))
+    def _factors(self, p: Tensor, theta: Tensor) -> Tensor:
+        return 1 - p
 
     def _draw(self, draws: int, seed: Tensor) -> Tensor:
         return self._draw_rows(ops.sampford, self._pi, seed, draws)
 
-    def _solved(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return π, θ = logit π, E[Σ x (1 − π)] under the law ∝ exp(θ·x), and whether nothing is left to chance."""
-        theta = logit(p := self._pi)
-        return p, theta, (marginals(theta, self._sizes) * (1 - p)).sum(-1), (p == 1).sum(-1) == self._sizes
+
+class Pareto(WeightedProduct):
+    """Draw k-hot samples with *approximately* the inclusion probabilities asked for, from logistic noise and a top-k.
+
+    The k largest `logit π + noise`. As cheap as Gumbel top-k, and far closer: the error falls as 1/(Σπ(1 − π))², from
+    0.013 with six items to some 4e-6 with a thousand. It is this sum that counts: with six items of which nearly all
+    are certain, the error was 0.07. `mean` is what is sampled, `probs` what was asked for. Reference: Rosén, "On
+    sampling with probability proportional to size" (1997).
+
+    Args:
+        probs, k, logits, validate_args: as for `Design`.
+
+    Examples:
+        >>> Pareto(torch.tensor([0.2, 0.5, 0.5, 0.8])).mean
+        tensor([0.1882, 0.5000, 0.5000, 0.8118])
+    """
+
+    @property
+    def mean(self) -> Tensor:
+        """The inclusion probabilities of this law, which are not `probs`; (*batch, n)."""
+        p, theta, c, is_certain = self._solved()
+        counts = subsets.counts(theta, self._sizes)
+        mean = subsets.marginals(counts) + subsets.covariance_product(counts, c)
+        return torch.where(is_certain[..., None] | ~theta.isfinite(), p, mean.clamp(0, 1)).to(self.parameter.dtype)
+
+    def _factors(self, p: Tensor, theta: Tensor) -> Tensor:
+        return high_entropy.pareto_constants(theta, self._sizes, order_sampling.STEP)
+
+    def _draw(self, draws: int, seed: Tensor) -> Tensor:
+        draw = partial(order_sampling.draw, order_sampling.LOGISTIC)
+        return self._draw_rows(draw, logit(self._pi), seed, draws, ops.uniform, ops.hard_topk)
 
 
 class Brewer(Design):
@@ -267,4 +340,4 @@ class Brewer(Design):
             raise NotImplementedError(f"`Brewer` has probabilities of subsets up to k = {MOST_DRAWN}; {got}")
         shape = torch.broadcast_shapes(value.shape, p.shape)
         log = high_entropy.brewer_log_prob(p.expand(shape), self._sizes.expand(shape[:-1]), value.expand(shape))
-        return torch.where(is_out(p, value), -torch.inf, log)
+        return torch.where(is_out(p, value), -torch.inf, log + 0 * p.sum(-1))  # a gradient, of 0, at k = 0 and k = n

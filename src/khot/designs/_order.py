@@ -1,7 +1,6 @@
-"""Designs that add noise to scores and take the k largest."""
+"""The design of Gumbel top-k: noise is added to scores, and the k largest are taken."""
 
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,57 +9,15 @@ from .. import ops
 from .._math import order_sampling, subsets
 from ..relaxations import hard_topk
 from ._design import Design
-from ._parameters import logit
 
 
-class OrderDesign(Design):
-    """Draw the k largest of `_theta + noise`; abstract."""
-
-    noise: ClassVar[order_sampling.Noise]
-
-    @property
-    def _theta(self) -> Tensor:
-        """The scores that noise is added to, (*batch, n) float64."""
-        return logit(self._pi)
-
-    @property
-    def mean(self) -> Tensor:
-        """The inclusion probabilities of this law, which are not `probs`; (*batch, n), without a gradient."""
-        solve = partial(order_sampling.inclusion, self.noise, self._theta.detach(), self._sizes)
-        return self._once("mean", solve).to(self.parameter.dtype)
-
-    def _draw(self, draws: int, seed: Tensor) -> Tensor:
-        draw = partial(order_sampling.draw, self.noise)
-        return self._draw_rows(draw, self._theta, seed, draws, ops.uniform, ops.hard_topk)
-
-    def _log_prob(self, value: Tensor) -> Tensor:
-        return order_sampling.log_prob(self.noise, self._theta, self._sizes, value)
-
-
-class Pareto(OrderDesign):
-    """Draw k-hot samples with *approximately* the inclusion probabilities asked for, from logistic noise and a top-k.
-
-    The k largest `logit π + noise`. As cheap as Gumbel top-k, and far closer: with more items the error falls as
-    1/(Σπ(1 − π))², from 0.013 with six to some 4e-6 with a thousand. `mean` is what is sampled, `probs` what was asked
-    for. Reference: Rosén, "On sampling with probability proportional to size" (1997).
-
-    Args:
-        probs, k, logits, validate_args: as for `Design`.
-
-    Examples:
-        >>> Pareto(torch.tensor([0.2, 0.5, 0.5, 0.8])).mean
-        tensor([0.1882, 0.5000, 0.5000, 0.8118])
-    """
-
-    noise = order_sampling.LOGISTIC
-
-
-class PlackettLuce(OrderDesign):
+class PlackettLuce(Design):
     """Draw as Gumbel top-k and `torch.multinomial` without replacement do: one item after another ∝ e^θ.
 
     Its inclusion probabilities are not those asked for: with `probs`, the weights are proportional to them, and `mean`
-    differs by up to 0.28. It is here to be compared with, and for rankings, which it is the law of. Reference: Plackett
-    (1975); Kool, van Hoof and Welling, "Stochastic beams and where to find them" (2019).
+    differs by up to 1/e = 0.37, for one item at 1 among many small ones. It is here to be compared with. Samples and
+    probabilities are of sets: the order in which items were drawn is not kept. Reference: Plackett (1975); Kool, van
+    Hoof and Welling, "Stochastic beams and where to find them" (2019).
 
     Args:
         probs: weights, (…, n), that sum to k: θ = log probs. *Not* the inclusion probabilities: those are `mean`.
@@ -75,8 +32,6 @@ class PlackettLuce(OrderDesign):
         tensor(0.3000)
     """
 
-    noise = order_sampling.GUMBEL
-
     @property
     def probs(self) -> Tensor:
         """The weights, scaled to sum to k; (*batch, n)."""
@@ -90,6 +45,15 @@ class PlackettLuce(OrderDesign):
         return self.parameter.log() if self._is_probs else self.parameter
 
     @property
+    def mean(self) -> Tensor:
+        """The inclusion probabilities of this law, which are not `probs`; (*batch, n)."""
+        theta, k = self._theta, self._sizes
+        if torch.is_grad_enabled() and (theta.requires_grad or self._is_moving()):
+            return order_sampling.inclusion(order_sampling.GUMBEL, theta, k).to(self.parameter.dtype)
+        solve = partial(order_sampling.inclusion, order_sampling.GUMBEL, theta, k)
+        return self._once("mean", solve).to(self.parameter.dtype)
+
+    @property
     def mode(self) -> Tensor:
         """The likeliest subset, the k largest θ; (*batch, n), ties by lowest index."""
         return hard_topk(self._theta.detach(), self._sizes).to(self.parameter.dtype)
@@ -99,3 +63,10 @@ class PlackettLuce(OrderDesign):
         """θ in float64; −inf, without a gradient, for weights of 0."""
         given = self.parameter.to(torch.float64)
         return subsets.safe_log(given) if self._is_probs else given
+
+    def _draw(self, draws: int, seed: Tensor) -> Tensor:
+        draw = partial(order_sampling.draw, order_sampling.GUMBEL)
+        return self._draw_rows(draw, self._theta, seed, draws, ops.uniform, ops.hard_topk)
+
+    def _log_prob(self, value: Tensor) -> Tensor:
+        return order_sampling.log_prob(order_sampling.GUMBEL, self._theta, self._sizes, value)

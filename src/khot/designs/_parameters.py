@@ -43,6 +43,8 @@ class Parameters(Distribution):
         if self._validate_args:
             if self._is_probs:
                 _check_probs(given, self._sizes)
+                if k is None:
+                    _check_sum_is_known(given.detach())
             self._check_sizes()
             if not self._is_probs:
                 _check_choice(given, self._sizes, "logits", "−inf", "+inf")
@@ -191,6 +193,15 @@ def _check_choice(scores: Tensor, k: Tensor, name: str, never: str, always: str)
     if not (forced <= k).all():
         got = forced.flatten()[(k - forced).argmin()].item()
         raise ValueError(f"`{name}` must be {always} for at most k items; got a row with {got}.")
+
+
+def _check_sum_is_known(probs: Tensor) -> None:
+    """Raise if the rounding of half precision (of some eps·‖π‖ in the sum) may make k another integer."""
+    if probs.dtype in (torch.float16, torch.bfloat16) and probs.numel():
+        off = 3 * torch.finfo(probs.dtype).eps * float(probs.float().norm(dim=-1).max())
+        if off >= 0.5:
+            got = f"got a sum that may be off by {off:.2g} in {probs.dtype}"
+            raise ValueError(f"`k` must be given if rounding hides which integer `probs` sum to; {got}.")
 
 
 def _check_probs(probs: Tensor, k: Tensor) -> None:

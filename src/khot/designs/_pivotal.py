@@ -126,6 +126,21 @@ class Systematic(Design):
         """Return the joint inclusion probabilities, (*batch, n, n), exactly; in O(n³) operations and O(n²) memory."""
         return systematic.joint(self._asked, self._sizes).to(self.parameter.dtype)
 
+    def variance_of_sum(self, weights: Tensor) -> Tensor:
+        """Return Var(Σ c_i x_i), (*batch), in O(n log n)."""
+        return systematic.variance_of_sum(self._asked, self._sizes, weights).to(self.parameter.dtype)
+
+    @property
+    def mode(self) -> Tensor:
+        """The likeliest of the n + 1 samples; (*batch, n)."""
+        return systematic.mode(self._asked, self._sizes).to(self.parameter.dtype)
+
+    def entropy(self) -> Tensor:
+        """Return −Σ p log p in nats over the n + 1 samples, (*batch), in O(n log n)."""
+        length = systematic.intervals(self._asked, self._sizes).length
+        each: Tensor = torch.special.entr(torch.where(length > 0, length, 1.0))
+        return each.sum(-1).to(self.parameter.dtype)
+
     def _draw(self, draws: int, seed: Tensor, is_paired: bool = False) -> Tensor:
         return self._draw_rows(ops.systematic, self._drawn, seed, draws, is_paired)
 

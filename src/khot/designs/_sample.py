@@ -1,17 +1,18 @@
 """Samples with a gradient, each as a function and as a distribution; and totals from samples."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.distributions.utils import clamp_probs
+from torch.nn.functional import logsigmoid
 
 from .. import _check, _shape, ops
-from .._math import noise
+from .._math import noise, select
 from ..constraints import capped_simplex
-from ..relaxations import hard_topk, sigmoid_topk, straight_through
-from ._design import Design
+from ..relaxations import hard_topk, sigmoid_topk, straight_through, threshold
+from ._design import Design, outer
 from ._parameters import Parameters, can_read, extremes
 from ._pivotal import Pivotal
 
@@ -121,7 +122,8 @@ def _check_feasible(soft: Tensor, dim: int) -> None:
 class KHotStraightThrough(Pivotal):
     """Draw as `Pivotal`, with an `rsample` that has the gradient of the inclusion probabilities.
 
-    The k-hot counterpart of torch's `OneHotCategoricalStraightThrough`, with the arguments of `Pivotal`.
+    The k-hot counterpart of torch's `OneHotCategoricalStraightThrough`, with the arguments of `Pivotal`: for `log_prob`
+    and `entropy`, give `order="given"`.
 
     Examples:
         >>> x = torch.tensor([2.0, 1.0, 0.0, -1.0], requires_grad=True)
@@ -131,9 +133,11 @@ class KHotStraightThrough(Pivotal):
 
     has_rsample = True
 
-    def rsample(self, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
-        """Draw k-hot samples, (*sample_shape, *batch, n), whose derivatives are those of `probs`."""
-        hard = self.sample(sample_shape, generator=generator)
+    def rsample(
+        self, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None, antithetic: bool = False
+    ) -> Tensor:
+        """Draw as `sample`, (*sample_shape, *batch, n), with the derivatives of `probs`."""
+        hard = self.sample(sample_shape, generator=generator, antithetic=antithetic)
         return straight_through(hard, self.probs.expand(hard.shape))
 
 
@@ -180,9 +184,22 @@ class RelaxedKHot(Parameters):
 
     def rsample(self, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
         """Draw soft k-hot samples, (*sample_shape, *batch, n), differentiable in the parameters."""
+        return sigmoid_topk(self._perturbed(sample_shape, generator), self.k, temperature=self.temperature)
+
+    def rsample_logits(self, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
+        """Draw as `rsample`, and return logit y of the sample y: it tells 1 − y where y rounds to 1."""
+        noisy = self._perturbed(sample_shape, generator).to(torch.float64)
+        tau = threshold(noisy, self.k, temperature=self.temperature)
+        logits = (noisy - tau[..., None]) / self._temperature[..., None]
+        return torch.where(noisy.isinf(), noisy, logits).to(self.logits.dtype)
+
+    def _perturbed(self, sample_shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
         theta = self.logits
-        noisy = theta + noise.gumbel(torch.Size(sample_shape) + theta.shape, theta, generator, ops.uniform)
-        return sigmoid_topk(noisy, self.k, temperature=self.temperature)
+        return theta + noise.gumbel(torch.Size(sample_shape) + theta.shape, theta, generator, ops.uniform)
+
+    @property
+    def _temperature(self) -> Tensor:
+        return torch.as_tensor(self.temperature, dtype=torch.float64, device=self.parameter.device)
 
     def sample(self, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
         """Draw soft k-hot samples without a gradient, (*sample_shape, *batch, n)."""
@@ -192,21 +209,35 @@ class RelaxedKHot(Parameters):
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log-density on the capped simplex, (…), with respect to any n − 1 of the coordinates.
 
-        With z = T logit y − θ and d = y(1 − y): `(n − 1) log T + log Γ(n) − Σz − n log Σe^{−z} − Σ log d + log Σd`.
-        Items with θ = ±inf are left out.
+        It depends on 1 − y, which is lost where y rounds to 1, as it often does in float32 at T ≤ 0.5; a warning says
+        so. `rsample_logits` and `log_prob_of_logits` have the same density to every digit.
         """
         if self._validate_args:
             self._validate_sample(value)
-        theta = self.logits.to(torch.float64)
+        is_open = self.logits.isfinite()
+        is_lost = (1 - value < 64 * torch.finfo(value.dtype).eps) & is_open
+        if can_read() and is_lost.any():
+            got = f"{int(is_lost.sum())} entries of {is_lost.numel()} round to 1, or nearly"
+            fix = "Use `rsample_logits` and `log_prob_of_logits`."
+            warnings.warn(f"The density of a relaxed sample in {value.dtype} is not right: {got}. {fix}", stacklevel=2)
+        y = value.to(torch.float64).clamp(torch.finfo(torch.float64).tiny, 1 - 2.0**-53)
+        return torch.where(self.support.check(value), self.log_prob_of_logits(torch.logit(y)), -torch.inf)
+
+    def log_prob_of_logits(self, value: Tensor) -> Tensor:
+        """Return `log_prob` of the sample y = σ(value), from its logits; (…).
+
+        With z = T logit y − θ and d = y(1 − y): `(n − 1) log T + log Γ(n) − Σz − n log Σe^{−z} − Σ log d + log Σd`.
+        Items with θ = ±inf are left out. It is a density of y, not of the logits; a difference of two is the same.
+        """
+        theta, T = self.logits.to(torch.float64), self._temperature
         is_open = theta.isfinite()
-        y = clamp_probs(value.to(torch.float64))
-        T = torch.as_tensor(self.temperature, dtype=torch.float64, device=theta.device)
         n = is_open.sum(-1).to(torch.float64)
-        z = torch.where(is_open, T[..., None] * torch.logit(y) - torch.where(is_open, theta, 0.0), torch.inf)
-        d = torch.where(is_open, y * (1 - y), 0.0)
-        flat = (torch.where(is_open, z, 0.0) + torch.where(is_open, d, 1.0).log()).sum(-1)
-        density = (n - 1) * T.log() + torch.lgamma(n) - flat - n * (-z).logsumexp(-1) + d.sum(-1).log()
-        return density.to(self.logits.dtype)
+        m = torch.where(is_open, value.to(torch.float64), 0.0)
+        z = T[..., None] * m - torch.where(is_open, theta, 0.0)
+        log_d = logsigmoid(m) + logsigmoid(-m)
+        flat = torch.where(is_open, z + log_d, 0.0).sum(-1)
+        spread, rest = (torch.where(is_open, t, -torch.inf).logsumexp(-1) for t in (log_d, -z))
+        return ((n - 1) * T.log() + torch.lgamma(n) - flat - n * rest + spread).to(self.logits.dtype)
 
     def __repr__(self) -> str:
         return f"RelaxedKHot(temperature={self.temperature}, {super().__repr__().partition('(')[2]}"
@@ -241,10 +272,11 @@ def horvitz_thompson(values: Tensor, sample: Tensor, probs: Tensor) -> Tensor:
 def horvitz_thompson_variance(
     values: Tensor, probs: Tensor, joint_probs: Tensor, *, sample: Tensor | None = None
 ) -> Tensor:
-    """Return the variance of `horvitz_thompson` for a design of fixed size, exactly or estimated from a sample.
+    """Return the variance of `horvitz_thompson` for any design, exactly or estimated from a sample.
 
-    `½ Σ_ij (π_i π_j − π_ij)(y_i/π_i − y_j/π_j)²`; with a sample, over its pairs, each divided by π_ij (Sen, Yates and
-    Grundy).
+    `½ Σ_ij (π_i π_j − π_ij)(y_i/π_i − y_j/π_j)² + Σ_i c_i (y_i/π_i)²`, with c_i = Σ_j π_ij − π_i Σπ, the covariance of
+    item i and the size: 0 if that is fixed. With a sample, over its pairs, each divided by π_ij, and its items, by π_i
+    (Sen, Yates and Grundy).
 
     Args:
         values: y, (…, n).
@@ -261,21 +293,36 @@ def horvitz_thompson_variance(
         >>> horvitz_thompson_variance(y, design.mean, design.joint_probs())
         tensor(0.7576, dtype=torch.float64)
     """
-    _check_broadcast(values=values, probs=probs)
+    _check_broadcast(values=values, probs=probs, **({} if sample is None else {"sample": sample}))
     n = values.shape[-1]
     if not isinstance(joint_probs, Tensor) or tuple(joint_probs.shape[-2:]) != (n, n):
         got = tuple(joint_probs.shape) if isinstance(joint_probs, Tensor) else type(joint_probs).__name__
         raise ValueError(f"`joint_probs` must have the shape (…, {n}, {n}); got {got}.")
+    size = probs.sum(-1, keepdim=True)
+    with_size = joint_probs.sum(-1) - joint_probs.diagonal(dim1=-2, dim2=-1) + probs * (1 - size)
+    is_rounding = with_size.abs() <= 8 * torch.finfo(probs.dtype).eps * size.clamp(min=1) * probs
+    with_size = torch.where(is_rounding, 0.0, with_size)
+    drawn = torch.ones_like(probs)
+    if sample is not None:  # only what was drawn, (…, k), with weight 0 where a row has fewer
+        shape = torch.broadcast_shapes(values.shape, probs.shape, sample.shape, joint_probs.shape[:-1])
+        place = select.indices((sample != 0).to(torch.int64).expand(shape))
+        index = place.clamp(min=0)
+        pairs = (index[..., :, None] * n + index[..., None, :]).flatten(-2)
+        joint_probs = (
+            joint_probs.flatten(-2).expand(*shape[:-1], -1).gather(-1, pairs).unflatten(-1, index.shape[-1:] * 2)
+        )
+        drawn, values, probs, with_size = (
+            t.expand(shape).gather(-1, index) for t in (sample, values, probs, with_size)
+        )
+        drawn = torch.where(place >= 0, drawn, 0.0)
+    chance = torch.where(probs > 0, probs, 1.0)
+    ratio = torch.where((probs > 0) & (drawn != 0), values, 0.0) / chance
+    less = outer(probs) - joint_probs
     if sample is not None:
-        values = torch.where(sample != 0, values, 0.0)
-    is_possible = probs > 0
-    ratio = torch.where(is_possible, values, 0.0) / torch.where(is_possible, probs, 1.0)
+        less = outer(drawn) * less / torch.where(joint_probs > 0, joint_probs, 1.0)
+        with_size = drawn * with_size / chance
     apart = (ratio[..., :, None] - ratio[..., None, :]).square()
-    less = probs[..., :, None] * probs[..., None, :] - joint_probs
-    if sample is not None:
-        both = sample[..., :, None] * sample[..., None, :]
-        less = torch.where(both != 0, both * less / torch.where(both != 0, joint_probs, 1.0), 0.0)
-    return (less * apart).sum((-1, -2)) / 2
+    return (less * apart).sum((-1, -2)) / 2 + (with_size * ratio.square()).sum(-1)
 
 
 def _check_broadcast(**tensors: Any) -> None:

@@ -9,6 +9,7 @@ from torch import Generator, Tensor
 
 from .. import _check
 from ..designs import ConditionalPoisson, Design
+from ._mean import differentiable_mean
 
 Objective = Callable[[Tensor], Tensor]
 """k-hot samples (…, n) to losses (…), one for each sample and row of the batch."""
@@ -157,7 +158,7 @@ def taylor_control_variate(
     """
     x = _draw(design, num_samples, generator, antithetic)
     losses = _evaluate(fn, x)
-    mean = design.mean
+    mean = differentiable_mean(design)
     centre, slope = _evaluate_with_gradient(fn, mean)
     residual = (losses - centre - (slope * (x - mean)).sum(-1)).detach()
     weight = residual - _baseline(baseline, residual, antithetic, design)
@@ -190,7 +191,7 @@ def reinmax(
         tensor([ 0.0816,  0.0810, -0.0791, -0.0835])
     """
     x = _draw(design, num_samples, generator, antithetic)
-    mean = design.mean
+    mean = differentiable_mean(design)
     losses, slope = _evaluate_with_gradient(fn, x)
     along = (slope * (x - mean)).sum(-1).detach()
     weight = along - _baseline(baseline, along, antithetic, design)
@@ -199,18 +200,22 @@ def reinmax(
 
 def _draw(design: Design, num_samples: int, generator: Generator | None, antithetic: bool) -> Tensor:
     """Draw (num_samples, *batch, n)."""
+    _check.instance("design", design, Design)
     _check.at_least("num_samples", num_samples, 1)
     return design.sample((num_samples,), generator=generator, antithetic=antithetic)
 
 
 def _evaluate(fn: Objective, x: Tensor) -> Tensor:
     """Return the losses of samples (…, n); raise unless there is one for each sample and row."""
+    version = None if x.is_inference() else x._version
     losses: Any = fn(x)
+    if version is not None and x._version != version:
+        raise ValueError("`fn` must not change its samples in place; it did. Use `x.clone()`.")
     if not isinstance(losses, Tensor) or losses.shape != x.shape[:-1]:
         got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         wanted = f"the shape {tuple(x.shape[:-1])} for samples of shape {tuple(x.shape)}"
         raise ValueError(f"`fn` must give one loss for each sample, {wanted}; got {got}.")
-    return losses
+    return losses if losses.is_floating_point() else losses.to(x.dtype)  # counts and hits are losses, too
 
 
 def _evaluate_with_gradient(fn: Objective, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -218,7 +223,12 @@ def _evaluate_with_gradient(fn: Objective, x: Tensor) -> tuple[Tensor, Tensor]:
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()
         losses = _evaluate(fn, leaf)
-        (gradient,) = torch.autograd.grad(losses.sum(), leaf, retain_graph=True)
+        total = losses.sum()
+        (gradient,) = (
+            torch.autograd.grad(total, leaf, retain_graph=True, allow_unused=True) if total.requires_grad else (None,)
+        )
+    if gradient is None:
+        raise ValueError("`fn` must be differentiable in its samples; it is not. `rloo` takes any `fn`.")
     return losses, gradient
 
 

@@ -12,6 +12,7 @@ from .. import _check, _torch, ops
 from .._math import noise, select
 from ..designs import ConditionalPoisson, Design
 from ..relaxations import hard_topk, sigmoid_topk, straight_through
+from ._mean import differentiable_mean
 
 
 def straight_through_sample(
@@ -35,8 +36,9 @@ def straight_through_sample(
         >>> straight_through_sample(khot.designs.Pivotal(logits=x, k=2), generator=torch.Generator().manual_seed(0))
         tensor([1., 1., 0., 0.], grad_fn=<AddBackward0>)
     """
+    _check.instance("design", design, Design)
     hard = design.sample(sample_shape, generator=generator, antithetic=antithetic)
-    return straight_through(hard, design.mean.expand(hard.shape))
+    return straight_through(hard, differentiable_mean(design).expand(hard.shape))
 
 
 def simple(
@@ -87,6 +89,9 @@ def relaxed(
         >>> relaxed(design, temperature=0.5, generator=torch.Generator().manual_seed(0))
         tensor([1.0000, 0.7486, 0.2046, 0.0467])
     """
+    _check.instance("design", design, Design)
+    if hard:
+        _check_integer(torch.as_tensor(design.k), "relaxed(…, hard=True)")
     noisy = _perturbed(design, sample_shape, generator)
     soft = sigmoid_topk(noisy, design.k, temperature=temperature)
     return straight_through(hard_topk(noisy, design.k), soft) if hard else soft
@@ -112,9 +117,10 @@ def xie_ermon(
         >>> xie_ermon(design, temperature=0.5, generator=torch.Generator().manual_seed(0))
         tensor([1.0000, 0.9067, 0.0783, 0.0149])
     """
+    _check.instance("design", design, Design)
     _check.positive("temperature", temperature)
-    sizes = torch.as_tensor(design.k).unique()
-    if len(sizes) != 1 or sizes[0] != sizes[0].round():
+    _check_integer(sizes := torch.as_tensor(design.k).unique(), "xie_ermon")
+    if len(sizes) != 1:
         raise NotImplementedError(f"All rows must have the same integer k for `xie_ermon`; got {sizes.tolist()}.")
     return select.softmaxes(_perturbed(design, sample_shape, generator), int(sizes[0]), temperature)
 
@@ -139,7 +145,15 @@ def stochastic_times_smooth(
         >>> stochastic_times_smooth(khot.designs.Pivotal(logits=x, k=2), generator=torch.Generator().manual_seed(0))
         tensor([0.8176, 0.6225, 0.0000, 0.0000], grad_fn=<MulBackward0>)
     """
-    return design.sample(sample_shape, generator=generator) * design.mean
+    _check.instance("design", design, Design)
+    return design.sample(sample_shape, generator=generator) * differentiable_mean(design)
+
+
+def _check_integer(k: Tensor, what: str) -> None:
+    """Raise, if values can be read, unless every k is an integer."""
+    if not ops.is_watched() and not (k == k.round()).all():
+        got = f"got {k[k != k.round()].flatten()[0].item():g}. `straight_through_sample` takes fractions."
+        raise ValueError(f"`k` must be an integer for `{what}`; {got}")
 
 
 def _perturbed(design: Design, sample_shape: Sequence[int], generator: Generator | None) -> Tensor:
@@ -210,12 +224,14 @@ def imle(
         >>> y.detach(), *torch.autograd.grad(y[0], x)
         (tensor([1., 1., 0., 0.]), tensor([ 0.1000,  0.0000,  0.0000, -0.1000]))
     """
+    _check.instance("design", design, Design)
     if not isinstance(step, AdaptiveStep):
         _check.positive("step", step)
     _check.positive("noise_temperature", noise_temperature)
     _check.at_least("terms", terms, 1)
     theta = design.logits
     k = torch.as_tensor(design.k, dtype=torch.float64, device=theta.device)
+    _check_integer(k, "imle")
     shape = torch.Size(sample_shape) + theta.shape
     perturbation = noise_temperature * sum_of_gamma(shape, k, terms, theta, generator)
     return _Imle.apply(theta.expand(shape), perturbation, k, step)  # type: ignore[no-any-return]

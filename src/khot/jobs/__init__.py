@@ -1,4 +1,4 @@
 """The long jobs behind the command line: they read files, train, and build reports; they print nothing.
 
-`khot.jobs.select` needs `khot[sklearn]`; `select_report` and `sae_report` make HTML of the results.
+`khot.jobs.select` needs the extra `select`; `select_report` and `sae_report` make HTML of the results.
 """

@@ -3,21 +3,24 @@
 import csv
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}
+from .._extras import require
+
+pl = require("polars", extra="select")
+
+MISSING = ["", "na", "n/a", "nan", "null", "none", "?"]
 ROW_NUMBERS = "row numbers"  # the name given to a first column without one, as pandas writes its index
+NUMBERED = re.compile(r"(id|index|key|number|nr)$", re.IGNORECASE)  # names of columns that number the rows
 MOST_LEVELS = 20  # largest number of different strings that a column may hold and still be encoded
 LEAST_ROWS = 10
 HUGE = 1e100  # squares of smaller numbers can still be summed
 LISTED = 5  # largest number of names in a message
 
-Columns = dict[str, np.ndarray]  # floats with NaN for what is missing, or strings (object) with None
 Image = tuple[int, int] | None  # height and width, if the columns are pixels
 
 
@@ -39,9 +42,7 @@ class Table(NamedTuple):
 
 def digits() -> Table:
     """Load scikit-learn's digits: 1797 images of 8 × 8 pixels, ten classes."""
-    from sklearn.datasets import load_digits
-
-    found = load_digits()
+    found = require("sklearn.datasets", extra="select").load_digits()
     return Table("scikit-learn's digits", list(found.feature_names), found.data, found.target, "digit", [], (8, 8))
 
 
@@ -55,20 +56,23 @@ def read_table(path: Path, target: str | None, drop: Sequence[str] = ()) -> Tabl
         raise TableError(f"{path} must end in {', '.join(readers)}; got {path.suffix or 'no ending'}")
     try:
         columns, image = readers[kind](path)
-    except (TableError, ModuleNotFoundError):
+        frame = pl.DataFrame([_column(name, values) for name, values in columns])
+    except TableError:
         raise
     except Exception as problem:  # whatever a parser says of a broken file
         said = " ".join(str(problem).split()) or type(problem).__name__
         raise TableError(f"{path} cannot be read as {kind}: {said}") from problem
-    if target is None and kind == ".npz" and "y" in columns:
+    if target is None and kind == ".npz" and "y" in frame.columns:
         target = "y"
     for name in (*drop, *([target] if target is not None else [])):
-        if name not in columns:
-            near = get_close_matches(name, columns, n=3) or get_close_matches(name.lower(), columns, n=3)
-            hint = f"did you mean {' or '.join(map(repr, near))}" if near else f"there are {_some(list(columns))}"
+        if name not in frame.columns:
+            near = get_close_matches(name, frame.columns, n=3) or get_close_matches(name.lower(), frame.columns, n=3)
+            hint = f"did you mean {' or '.join(map(repr, near))}" if near else f"there are {_some(frame.columns)}"
             raise TableError(f"no such column: {name!r}; {hint}")
-    columns = {name: column for name, column in columns.items() if name not in drop}
-    return _table(path.name.encode(errors="surrogateescape").decode(errors="replace"), columns, target, image)
+    return _table(path.name.encode(errors="surrogateescape").decode(errors="replace"), frame.drop(drop), target, image)
+
+
+Columns = list[tuple[str, Any]]
 
 
 def _csv(path: Path) -> tuple[Columns, Image]:
@@ -80,7 +84,7 @@ def _csv(path: Path) -> tuple[Columns, Image]:
     if not lines:
         raise TableError(f"{path} is empty")
     names, rows = [name.strip() for name in lines[0]], lines[1:]
-    if all(_is_number(name) for name in names):
+    if pl.Series(names).cast(pl.Float64, strict=False).null_count() == 0:
         raise TableError(f"{path} must have the names of the columns in its first line; got numbers")
     for i, row in enumerate(rows):
         if len(row) != len(names):
@@ -88,30 +92,18 @@ def _csv(path: Path) -> tuple[Columns, Image]:
     if not rows:
         raise TableError(f"{path} has names of columns but no rows")
     names[0] = names[0] or ROW_NUMBERS
-    return _columns(path, names, list(zip(*rows, strict=True))), None
+    return _named(path, names, list(zip(*rows, strict=True))), None
 
 
 def _parquet(path: Path) -> tuple[Columns, Image]:
-    """Read with polars or pandas, whichever is installed."""
-    with suppress(ModuleNotFoundError):
-        import polars
-
-        frame = polars.read_parquet(path)
-        return _columns(path, frame.columns, [frame[name].to_list() for name in frame.columns]), None
-    try:
-        import pandas
-
-        table = pandas.read_parquet(path)
-    except ImportError as missing:
-        raise ModuleNotFoundError("Parquet files need polars: pip install 'khot[parquet]'", name="polars") from missing
-    table = table.astype(object).where(table.notna(), None)
-    return _columns(path, [str(name) for name in table.columns], [table[name].tolist() for name in table.columns]), None
+    frame = pl.read_parquet(path)
+    return _named(path, frame.columns, frame.get_columns()), None
 
 
 def _npz(path: Path) -> tuple[Columns, Image]:
     """Read `X` (rows, n) or images (rows, height, width), or the only such array; vectors beside it are columns."""
     with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-        arrays = {name: stored[name] for name in stored.files}
+        arrays = dict(stored)
     named = [name for name in ("X", "x") if name in arrays]
     many = named or [name for name, array in arrays.items() if array.ndim in (2, 3)]
     if len(many) != 1 or arrays[many[0]].ndim not in (2, 3):
@@ -128,111 +120,97 @@ def _npz(path: Path) -> tuple[Columns, Image]:
     names = names or [f"x{i}" for i in range(x.shape[1])]
     if len(names) != x.shape[1]:
         raise TableError(f"{path} must hold {x.shape[1]} names; got {len(names)}")
-    columns = _columns(path, names, list(x.T))
-    return columns | {name: _column(a.tolist()) for name, a in arrays.items() if a.shape == (len(x),)}, image
+    others = [(name, array) for name, array in arrays.items() if array.shape == (len(x),)]
+    return _named(path, names, list(x.T)) + others, image
 
 
-def _columns(path: Path, names: Sequence[str], columns: Sequence[Sequence[Any]]) -> Columns:
+def _named(path: Path, names: Sequence[str], columns: Sequence[Any]) -> Columns:
     for i, name in enumerate(names):
         if not name:
             raise TableError(f"{path}: column {i + 1} must have a name; got an empty one")
         if name in names[:i]:
             raise TableError(f"{path} must have different names of columns; got {name!r} twice")
-    return {name: _column(values) for name, values in zip(names, columns, strict=True)}
+    return list(zip(names, columns, strict=True))
 
 
-def _column(values: Sequence[Any]) -> np.ndarray:
-    """Return floats if all values are numbers or missing; otherwise strings."""
-    with suppress(ValueError, TypeError):
-        return np.array(values, dtype=np.float64)
-    stripped = ["" if value is None else str(value).strip() for value in values]
-    texts = [None if text.lower() in MISSING else text for text in stripped]
-    if {text.lower() for text in texts if text is not None} <= {"true", "false"}:
-        return np.array([np.nan if text is None else float(text.lower() == "true") for text in texts])
-    try:
-        return np.array([np.nan if text is None else float(text) for text in texts])
-    except ValueError:
-        return np.array(texts, dtype=object)
+def _column(name: str, values: Any) -> Any:
+    """Return a series of floats if all values are numbers, true or false, or missing; otherwise of strings."""
+    column = pl.Series(name, values)
+    if column.dtype.is_numeric() or column.dtype == pl.Boolean:
+        return column.cast(pl.Float64).fill_nan(None)
+    text = column.cast(pl.String).str.strip_chars()
+    text = text.set(text.str.to_lowercase().is_in(MISSING), None)
+    truth = text.str.to_lowercase().replace_strict({"true": 1.0, "false": 0.0}, default=None, return_dtype=pl.Float64)
+    made = (truth, text.cast(pl.Float64, strict=False))
+    return next((numbers for numbers in made if numbers.null_count() == text.null_count()), text)
 
 
-def _table(source: str, columns: Columns, target: str | None, image: Image) -> Table:
+def _table(source: str, frame: Any, target: str | None, image: Image) -> Table:
     notes: list[str] = []
-    if columns.pop(ROW_NUMBERS, None) is not None:
+    if ROW_NUMBERS in frame.columns:
+        frame = frame.drop(ROW_NUMBERS)
         notes.append("The first column has no name: it was taken for row numbers and left out.")
-    y = columns.pop(target) if target is not None else None
-    if y is not None:
-        known = _is_known(y)
-        if not known.any():
+    y = None
+    if target is not None:
+        unknown = frame[target].null_count()
+        if unknown == len(frame):
             raise TableError(f"the target {target!r} has no values")
-        if not known.all():
-            notes.append(f"{(~known).sum()} rows without a target were left out.")
-            y, columns = y[known], {name: column[known] for name, column in columns.items()}
-    if not columns:
+        if unknown:
+            notes.append(f"{unknown} rows without a target were left out.")
+            frame = frame.drop_nulls(target)
+        y = frame[target].to_numpy()
+        frame = frame.drop(target)
+    if not frame.width:
         raise TableError(f"{source} has no columns" + (f" beside the target {target!r}" if target else ""))
-    rows = len(next(iter(columns.values())))
-    if rows < LEAST_ROWS:
-        raise TableError(f"{source} must have at least {LEAST_ROWS} rows; got {rows}")
+    if len(frame) < LEAST_ROWS:
+        raise TableError(f"{source} must have at least {LEAST_ROWS} rows; got {len(frame)}")
     if y is not None and y.dtype != object and not (np.abs(y) < HUGE).all():
         raise TableError(f"the target {target!r} must be less than {HUGE:g}; got {np.abs(y).max():g}")
-    _check_columns(columns)
-    names, x = _features(columns, notes)
-    return Table(source, names, x, y, target, notes, image if image and len(names) == image[0] * image[1] else None)
+    features = _features(frame, notes)
+    image = image if image and features.width == image[0] * image[1] else None
+    return Table(source, features.columns, features.to_numpy(), y, target, notes, image)
 
 
-def _check_columns(columns: Columns) -> None:
-    """Raise `TableError` for columns that cannot become features."""
-    strings = {name: column for name, column in columns.items() if column.dtype == object}
-    if empty := [name for name, column in columns.items() if not _is_known(column).any()]:
-        raise TableError(f"{_names(empty)} no values; leave out with --drop")
-    if huge := [n for n, column in columns.items() if n not in strings and (np.abs(column) >= HUGE).any()]:
-        raise TableError(f"{_names(huge)} values of {HUGE:g} or more; leave out with --drop, or rescale")
-    decimal = re.compile(r"[+-]?\d+,\d+")
-    if commas := [name for name, column in strings.items() if all(decimal.fullmatch(v) for v in column if v)]:
-        raise TableError(f"{_names(commas)} numbers with decimal commas; write them with points")
-    levels = {name: len(set(column) - {None}) for name, column in strings.items()}
-    if wide := [name for name, count in levels.items() if count > MOST_LEVELS]:
-        got = f"too many different strings ({wide[0]!r}: {levels[wide[0]]}; {MOST_LEVELS} can be encoded)"
-        raise TableError(f"{_names(wide)} {got}; leave out with --drop, or turn into numbers")
-
-
-def _features(columns: Columns, notes: list[str]) -> tuple[list[str], np.ndarray]:
+def _features(frame: Any, notes: list[str]) -> Any:
     """Replace missing numbers by the median, and columns of strings by a column of 0 and 1 for each string."""
-    result: dict[str, np.ndarray] = {}
-    filled, encoded = [], []
-    for name, column in columns.items():
-        if column.dtype == object:
-            encoded.append(name)
-            for level in sorted({str(value) for value in column if value is not None}):
-                if f"{name}={level}" in columns:
-                    raise TableError(f"{level!r} in column {name!r} would be a feature {name}={level}, which is there")
-                result[f"{name}={level}"] = np.array([value == level for value in column], dtype=np.float64)
-            continue
-        missing = np.isnan(column)
-        if missing.any():
-            filled.append(name)
-            column = np.where(missing, np.median(column[~missing]), column)
-        result[name] = column
-    if filled:
-        notes.append(f"{_names(filled)} missing values, replaced by the median.")
-    if encoded:
-        notes.append(f"{_names(encoded)} strings: each value became a feature of its own, 0 or 1.")
-    return list(result), np.stack(list(result.values()), 1)
+    numbers = [column for column in frame if column.dtype == pl.Float64]
+    strings = {column.name: column.drop_nulls() for column in frame if column.dtype == pl.String}
+    levels = {name: sorted(column.unique()) for name, column in strings.items()}
+    if empty := [column.name for column in frame if column.null_count() == len(column)]:
+        raise TableError(f"{_have(empty)} no values; leave out with --drop")
+    if huge := [column.name for column in numbers if (column.abs() >= HUGE).any()]:
+        raise TableError(f"{_have(huge)} values of {HUGE:g} or more; leave out with --drop, or rescale")
+    if commas := [name for name, column in strings.items() if column.str.contains(r"^[+-]?\d+,\d+$").all()]:
+        raise TableError(f"{_have(commas)} numbers with decimal commas; write them with points")
+    if wide := [name for name in strings if len(levels[name]) > MOST_LEVELS]:
+        got = f"too many different strings ({wide[0]!r}: {len(levels[wide[0]])}; {MOST_LEVELS} can be encoded)"
+        raise TableError(f"{_have(wide)} {got}; leave out with --drop, or turn into numbers")
+    if filled := [column.name for column in numbers if column.null_count()]:
+        notes.append(f"{_have(filled)} missing values, replaced by the median.")
+    if strings:
+        notes.append(f"{_have(list(strings))} strings: each value became a feature of its own, 0 or 1.")
+    if identifiers := [column.name for column in numbers if _numbers_rows(column)]:
+        fix = " ".join(f"--drop {name}" for name in identifiers[:LISTED])
+        notes.append(f"{_have(identifiers)} a different whole number in each row: if they number the rows, add {fix}.")
+    columns = []
+    for name in frame.columns:
+        if name not in levels:
+            columns.append(pl.col(name).fill_null(pl.col(name).median()))
+        for level in levels.get(name, ()):
+            if f"{name}={level}" in frame.columns:
+                raise TableError(f"{level!r} in column {name!r} would be a feature {name}={level}, which is there")
+            columns.append((pl.col(name) == level).fill_null(False).cast(pl.Float64).alias(f"{name}={level}"))
+    return frame.select(columns)
 
 
-def _is_known(column: np.ndarray) -> np.ndarray:
-    result: np.ndarray = np.array([v is not None for v in column]) if column.dtype == object else ~np.isnan(column)
-    return result
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
+def _numbers_rows(column: Any) -> bool:
+    """Return whether a column holds each row's number: different integers without gaps, or named like an identifier."""
+    if column.null_count() or column.n_unique() < len(column) or (column != column.round()).any():
         return False
-    return True
+    return bool(column.max() - column.min() == len(column) - 1 or NUMBERED.search(column.name))
 
 
-def _names(names: Sequence[str]) -> str:
+def _have(names: Sequence[str]) -> str:
     """Return a subject with its verb: "column 'a' has", "columns 'a', 'b' have"."""
     return f"column {names[0]!r} has" if len(names) == 1 else f"columns {_some(names)} have"
 

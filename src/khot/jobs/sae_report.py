@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..sae import Point, Run
-from ._page import Bar, Html, bars, dim, figure, lines, page, section, table, tag
+from ._page import Html, dim, figure, lines, meter, page, section, table, tag
 
 REPORT = "report.html"
 FIGURES = {
@@ -12,7 +12,7 @@ FIGURES = {
     "l0": "active latents a token (L0)",
     "alive": "fraction of latents that are active at all",
     "cosine": "cosine of input and reconstruction",
-    "relative_reconstruction_bias": "relative reconstruction bias: 1 is right, less is too small",
+    "relative_reconstruction_bias": "relative reconstruction bias (1 is right)",
 }
 KINDS = {
     "topk": "k for each token (TopK)",
@@ -24,15 +24,14 @@ KINDS = {
 def report(result: Run, source: str, command: str) -> str:
     """Make the page; `source` is the name of the file of activations, `command` what the user typed."""
     metrics, run = result.metrics, result.metrics["run"]
-    how = (
-        f"{run['tokens']} tokens, {metrics['steps']} steps of {run['batch_size']}. Selected: {KINDS[run['kind']]}; "
-        f"in training, {run['selector']}."
-    )
+    how = f"{run['tokens']} tokens, {metrics['steps']} steps of {run['batch_size']}. "
+    how += f"Selected: {KINDS[run['kind']]}; in training, {run['selector']}."
     summary = [tag("p", how), tag("p", verdict(metrics))]
     if not metrics["complete"]:
         summary.append(tag("p", tag("strong", "Cut short"), f" after {metrics['steps']} of {run['steps']} steps."))
     low, middle, high = (metrics["l0_percentiles"][p] for p in ("5", "50", "95"))
-    note = f"L0 is {low} to {high} for nine tokens in ten, {middle} in the middle; of {metrics['tokens']} tokens."
+    spread = f"{low} to {high}, {middle} in the middle," if low < high else str(low)
+    note = f"L0 is {spread} for nine tokens in ten, of {metrics['tokens']}."
     return page(
         f"{run['d_in']} → {run['latents']}, k = {run['k']:g}: {source}",
         *summary,
@@ -48,10 +47,8 @@ def verdict(metrics: dict[str, Any]) -> str:
     """Say in a sentence how good the autoencoder is."""
     is_known = metrics["held_out"] and metrics["held_out"]["explained_variance"] is not None
     of, tokens = (metrics["held_out"], "tokens held out") if is_known else (metrics, "the tokens")
-    return (
-        f"{of['l0']:.3g} latents a token explain {of['explained_variance']:.1%} of the variance of {tokens}; "
-        f"{metrics['alive']:.1%} of the latents are alive."
-    )
+    active = f"{of['l0']:.3g} latents a token explain {of['explained_variance']:.1%} of the variance of {tokens}"
+    return f"{active}; {metrics['alive']:.1%} of the latents are alive."
 
 
 def figures(metrics: dict[str, Any]) -> list[list[str]]:
@@ -68,12 +65,12 @@ def _densities(metrics: dict[str, Any]) -> list[Html]:
     known = [i for i, count in enumerate(counts) if count]
     if not known:
         return [tag("p", "No latent was active.")]
-    items = [
-        Bar(f"{10 ** edges[i]:.1e} to {10 ** edges[i + 1]:.1e}", counts[i], is_marked=True, text=str(counts[i]))
-        for i in range(known[0], known[-1] + 1)
+    rows = [
+        [f"{10**low:.1e} to {10**high:.1e}", meter(count, max(counts), is_marked=True), str(count)]
+        for low, high, count in list(zip(edges, edges[1:], counts, strict=False))[known[0] : known[-1] + 1]
     ]
-    caption = f"Latents by the fraction of tokens they are active for; {metrics['dead']} are never."
-    return [figure(bars(items, description="histogram of feature densities"), caption)]
+    caption = f"Latents by the share of tokens they are active for; {metrics['dead']} never are."
+    return [table(["share of tokens", "", "latents"], rows), dim(caption)]
 
 
 def _curves(curve: list[Point]) -> list[Html]:
@@ -81,10 +78,8 @@ def _curves(curve: list[Point]) -> list[Html]:
         return [tag("p", "It was not begun.")]
     unexplained = {"FVU of the batch": [(p.step, p.fvu) for p in curve]}
     dead = {"dead latents": [(p.step, p.dead) for p in curve]}
+    caption = "Latents that had not been active for a while; the auxiliary loss trains them."
     return [
-        figure(lines(unexplained, x_label="step", y_label="FVU", log_y=True, description="FVU during training")),
-        figure(
-            lines(dead, x_label="step", y_label="latents", description="dead latents during training"),
-            "Latents that had not been active for a while; the auxiliary loss trains them.",
-        ),
+        figure(lines(unexplained, y="FVU", log=True, description="FVU during training")),
+        figure(lines(dead, y="latents", description="dead latents during training"), caption),
     ]

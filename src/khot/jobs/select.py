@@ -3,20 +3,18 @@
 Choices are compared by cross-validated scores of one plain model on what each chooses.
 """
 
-import csv
-import io
 import json
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
+import polars as pl
 from sklearn.base import clone
 from sklearn.decomposition import PCA
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
@@ -29,6 +27,7 @@ from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
 from .._interrupts import interruptible
+from .._threads import threads_for
 from ..sklearn import KHotSelector, find_task
 from ._table import Table as Table
 from ._table import TableError as TableError
@@ -39,6 +38,12 @@ FOLDS = 5
 RANDOM_CHOICES = 5
 RFE_FITS = 25  # about how many times RFE fits a model
 AFFORDABLE = 2e6  # largest number of cells of a table for which RFE is run
+XOR = 1000, 20, (3, 7)  # rows, columns, and the two whose product decides the label
+KHOT_WORK = 20  # about how many times longer khot takes than another method
+RIVALS = ("SelectKBest", "L1", "RFE")
+
+Progress = Callable[[str, int, int], None]
+"""Called with a label, the work done so far, and all of it."""
 
 
 class Feature(NamedTuple):
@@ -57,6 +62,14 @@ class Score(NamedTuple):
     folds: tuple[float, ...]  # means over several choices, if a method makes several
 
 
+class Found(NamedTuple):
+    """What a method chose where two columns matter only together."""
+
+    columns: list[int]
+    right: int  # how many of the two
+    accuracy: float  # of a random forest with these columns, on new rows
+
+
 @dataclass
 class Selection:
     """The result, or as much of it as there is after an interruption."""
@@ -70,6 +83,8 @@ class Selection:
     history: list[dict[str, float]] = field(default_factory=list)
     scores: dict[str, Score] = field(default_factory=dict)
     is_complete: bool = False
+    seconds: float = 0.0
+    xor: dict[str, Found] = field(default_factory=dict)  # what `xor` found, if it was run
 
     @property
     def chosen(self) -> list[Feature]:
@@ -104,31 +119,35 @@ def select(
     seed: int = 0,
     model: str = "linear",
     steps: int = 1000,
-    on_progress: Callable[[str, int, int], None] = lambda label, done, total: None,
+    with_xor: bool = False,
+    on_progress: Progress = lambda label, done, total: None,
     on_interrupt: Callable[[], None] = lambda: None,
 ) -> Selection:
     """Choose k features, then compare the choice with others. Ctrl-C calls `on_interrupt` and keeps the best so far.
 
-    `on_progress` is called with a label, the work done so far, and all of it.
+    `with_xor` runs `xor` first.
     """
     if table.x.size > AFFORDABLE and task != "reconstruction":
         table.notes.append("RFE was left out of the comparison: the table is too large for it.")
-    result = Selection(table, task, k, seed, model)
+    result, n, began = Selection(table, task, k, seed, model), len(table.names), monotonic()
     y = None if task == "reconstruction" else table.y
     if task == "classification" and y is not None:
         y = np.unique(y.astype(str), return_inverse=True)[1]
-    with interruptible(on_interrupt) as is_interrupted, _one_thread():
+    with interruptible(on_interrupt) as is_interrupted, threads_for(0), threadpool_limits(1):
 
         def watch(entry: dict[str, float]) -> bool:
-            gap = entry["budget"] - k
-            more = f", {gap:.0f} features too many" if gap else ""
-            on_progress(f"choosing   loss {entry['validation_loss']:.4f}{more}", int(entry["step"]), steps)
+            is_final = entry["budget"] <= k
+            loss, now = f"loss {entry['validation_loss']:.4f}", f"{n} → {k} features: now {entry['budget']:.0f}"
+            on_progress(f"choosing   {loss if is_final else now}", int(entry["step"]), steps)
             return is_interrupted()
 
         def fold(name: str, done: int, total: int) -> bool:
             on_progress(f"comparing  {name}", done, total)
             return is_interrupted()
 
+        if with_xor:
+            result.xor = xor(seed, steps, on_progress)
+        on_progress("choosing", 0, steps)
         selector = KHotSelector(k, task=task, max_steps=steps, random_state=seed, callback=watch).fit(table.x, y)
         probabilities = selector.inclusion_probabilities_
         order = np.argsort(-selector.scores_, kind="stable")
@@ -137,19 +156,24 @@ def select(
         if not is_interrupted():
             result.scores.update(compare(table.x, y, task, k, seed=seed, model=model, steps=steps, on_fold=fold))
         result.is_complete = not is_interrupted()
+    result.seconds = monotonic() - began
     return result
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Use one thread: the matrices are small, and threads would wait for one another."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(1):
-            yield
-    finally:
-        torch.set_num_threads(before)
+def xor(seed: int, steps: int, on_progress: Progress) -> dict[str, Found]:
+    """Let each method look for two columns of which neither alone says anything about the label."""
+    rows, n, true = XOR
+    x = np.random.default_rng(seed).standard_normal((2 * rows, n))
+    y = (x[:, true[0]] * x[:, true[1]] > 0).astype(int)
+    known = methods("classification", 2, (rows, n), seed, steps)
+    result = {}
+    for i, name in enumerate(("khot", *RIVALS)):
+        on_progress(f"XOR        {name}", i, 1 + len(RIVALS))
+        chosen = known[name][0].fit(x[:rows], y[:rows]).get_support(indices=True)
+        forest = plain_model("classification", "forest", seed).fit(x[:rows, chosen], y[:rows])
+        accuracy = float(forest.score(x[rows:, chosen], y[rows:]))
+        result[name] = Found(chosen.tolist(), len({*true} & {*chosen.tolist()}), accuracy)
+    return result
 
 
 def _random_scores(x: np.ndarray, y: Any = None, *, seed: int) -> np.ndarray:
@@ -216,11 +240,14 @@ def compare(
         warnings.filterwarnings("ignore", message="(?s)Features .* are constant|The least populated class")
         parts = list(folds.split(x, y))
         candidates = methods(task, k, x.shape, seed, steps)
-        total, done, stopped = len(parts) * sum(map(len, candidates.values())), 0, False
+        cost = {name: KHOT_WORK if name == "khot" else 1 for name in candidates}  # of a fold
+        total = len(parts) * sum(cost[name] * len(made) for name, made in candidates.items())
+        done, stopped = 0, False
 
         def watch(entry: dict[str, float] | None = None) -> bool:
             nonlocal stopped
-            stopped = stopped or bool(on_fold(name, done, total))
+            within = KHOT_WORK * entry["step"] / steps if entry else 0
+            stopped = stopped or bool(on_fold(name, int(done + within), total))
             return stopped
 
         for selector in candidates.get("khot", ()):
@@ -235,7 +262,7 @@ def compare(
                         scores.append(_score(clone(pipe), x, y, train, test))
                     if stopped:
                         return
-                    done += 1
+                    done += cost[name]
             each = np.array(scores).reshape(-1, len(parts))
             yield name, Score(float(each.mean()), float(each.std()), tuple(each.mean(0).tolist()))
 
@@ -254,13 +281,10 @@ def _score(pipe: Pipeline, x: np.ndarray, y: np.ndarray | None, train: np.ndarra
 
 def to_json(selection: Selection, report: Path | None) -> str:
     """Return what `--json` prints; a score that is not finite becomes null, because JSON has no NaN."""
-
-    def known(value: float) -> float | None:
-        return value if math.isfinite(value) else None
-
+    scores = {name: {"mean": score.mean, "std": score.std} for name, score in selection.scores.items()}
     record = {
         "selected": [feature._asdict() for feature in selection.chosen],
-        "scores": {name: {"mean": known(s.mean), "std": known(s.std)} for name, s in selection.scores.items()},
+        "scores": {name: {key: v if math.isfinite(v) else None for key, v in s.items()} for name, s in scores.items()},
         "task": selection.task,
         "k": selection.k,
         "seed": selection.seed,
@@ -273,10 +297,6 @@ def to_json(selection: Selection, report: Path | None) -> str:
 
 def to_csv(selection: Selection) -> str:
     """Return all features as CSV, the best first."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["rank", "name", "inclusion_probability", "selected"])
-    writer.writerows(
-        [f.rank, f.name, f"{f.inclusion_probability:.6f}", int(f.rank <= selection.k)] for f in selection.features
-    )
-    return text.getvalue()
+    rows = [(f.rank, f.name, f.inclusion_probability, int(f.rank <= selection.k)) for f in selection.features]
+    frame = pl.DataFrame(rows, ["rank", "name", "inclusion_probability", "selected"], orient="row")
+    return str(frame.write_csv(float_precision=6))

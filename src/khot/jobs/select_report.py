@@ -1,13 +1,15 @@
-"""The report of `khot select`: one HTML file."""
+"""The report of `khot select`: one HTML file; and its sentences, which the command line prints too."""
 
 import math
 
 import numpy as np
 
-from ._page import Bar, Html, bars, dim, figure, lines, page, pixels, section, table, tag
-from .select import Score, Selection
+from ._page import Html, dim, figure, lines, meter, page, pairs, pixels, section, table, tag
+from .select import RIVALS, XOR, Score, Selection
 
 SHOWN = 30  # largest number of features in the picture
+EXAMPLES = 10  # largest number of images in the picture
+PRACTICAL = 0.005  # smallest difference, as a fraction of the score, that is of any use
 MEASURES = {"classification": "accuracy", "regression": "R²", "reconstruction": "R² of all features"}
 
 
@@ -15,17 +17,33 @@ def report(s: Selection, command: str) -> str:
     """Make the page; `command` is what the user typed."""
     target = f", to predict {s.table.target}" if s.task != "reconstruction" else ", to reconstruct all of them"
     summary = [tag("p", f"{s.task.capitalize()}: {len(s.table.x)} rows, {len(s.features)} features{target}.")]
+    if said := headline(s):
+        summary.insert(0, tag("p", tag("strong", said)))
     if not s.is_complete:
         summary.append(tag("p", tag("strong", "Cut short"), ": this is the best so far."))
+    together = [tag("p", xor_verdict(s)), table(XOR_HEADER, xor_rows(s), [0])] if s.xor else []
     return page(
         f"{s.k} of {len(s.features)} features: {s.table.source}",
+        *_examples(s),
         *(summary + [dim(note) for note in s.table.notes]),
         section("What was chosen", *_chosen(s)),
         section("Against other choices", *_comparison(s)),
+        *([section("Two columns that matter only together", *together)] if s.xor else []),
         section("How it went", *_training(s)),
         command=command,
         packages=("torch", "numpy", "scikit-learn"),
     )
+
+
+def headline(s: Selection) -> str:
+    """Say in a sentence what the choice keeps of the score of all features; empty if that is not known."""
+    scores = [s.scores[name].mean if name in s.scores else math.nan for name in ("khot", "all features")]
+    if not all(score > 0 for score in scores):
+        return ""
+    chosen, whole = (f"{100 * score:.1f}" for score in scores)
+    kind = "pixels" if s.table.image else "features"
+    points = "points of accuracy" if s.task == "classification" else "% of the variance that all of them explain"
+    return f"{s.k} {kind} of {len(s.features)} keep {chosen} of {whole} {points}."
 
 
 def verdict(s: Selection) -> str:
@@ -36,13 +54,12 @@ def verdict(s: Selection) -> str:
     if "khot" not in known:
         return "khot's choice has no score: a fold could not be fitted."
     said = []
-    rivals = {name: score for name, score in known.items() if name in ("SelectKBest", "L1", "RFE")}
-    if rivals:
+    if rivals := {name: score for name, score in known.items() if name in RIVALS}:
         name = max(rivals, key=lambda name: rivals[name].mean)
         mean, error = _difference(known["khot"], rivals[name])
         told, first = f"{abs(mean):.3f} ± {error:.3f}", "khot" if mean > 0 else name
-        if mean == 0:
-            said.append(f"khot's choice and {name}'s score the same.")
+        if abs(mean) < PRACTICAL * abs(known["khot"].mean):
+            said.append(f"There is no practical difference between khot's choice and {name}'s.")
         elif abs(mean) <= 2 * error:
             tie = f"khot's choice and {name}'s cannot be told apart"
             said.append(f"{tie}: {first}'s is ahead by {told}, fold by fold.")
@@ -65,44 +82,75 @@ def _difference(a: Score, b: Score) -> tuple[float, float]:
     return float(each.mean()), float(each.std(ddof=1) / math.sqrt(len(each)))
 
 
+XOR_HEADER = ("features by", "chose", "right", "accuracy on new rows")
+
+
+def xor_rows(s: Selection) -> list[list[str]]:
+    """Return rows of a table: a method, its two columns, how many are right, and what they are worth."""
+    return [
+        [name, ", ".join(f"x{i}" for i in found.columns), f"{found.right} of 2", f"{found.accuracy:.3f}"]
+        for name, found in s.xor.items()
+    ]
+
+
+def xor_verdict(s: Selection) -> str:
+    """Say what was looked for, and who found it."""
+    rows, n, (a, b) = XOR
+    task = f"{rows} rows of {n} columns of noise; the label is whether x{a} and x{b} have the same sign. "
+    task += "Neither column alone says anything about it, and accuracy by chance is 0.5. "
+    winners = [name for name, found in s.xor.items() if found.right == 2]
+    return task + (f"Both were found by {' and '.join(winners)} alone." if winners else "Nobody found both.")
+
+
 def measure(s: Selection) -> str:
     """Name what the scores measure."""
     linear = "logistic regression" if s.task == "classification" else "ridge regression"
     return f"{MEASURES[s.task]} of {linear if s.model == 'linear' else 'a random forest'}"
 
 
+def _is_chosen(s: Selection) -> np.ndarray:
+    chosen = {feature.name for feature in s.chosen}
+    return np.array([name in chosen for name in s.table.names]).reshape(s.table.image or -1)
+
+
+def _examples(s: Selection) -> list[Html]:
+    """Show an image of each class, whole and at the chosen pixels."""
+    if s.table.image is None:
+        return []
+    y = s.table.y if s.task == "classification" and s.table.y is not None else np.arange(len(s.table.x))
+    first = np.unique(y, return_index=True)[1]
+    images = s.table.x[first[:EXAMPLES]].reshape(-1, *s.table.image)
+    picture = pairs(images, _is_chosen(s), description="images, whole and as the chosen pixels see them")
+    return [figure(picture, f"Above: whole images. Below: what the {s.k} chosen pixels see of them.")]
+
+
 def _chosen(s: Selection) -> list[Html]:
     parts = []
     if s.table.image is not None:
-        known = {feature.name: feature for feature in s.features}
-        values = np.array([known[name].inclusion_probability for name in s.table.names]).reshape(s.table.image)
-        chosen = np.array([known[name].rank <= s.k for name in s.table.names]).reshape(s.table.image)
-        picture = pixels(values.tolist(), chosen.tolist(), description="the chosen pixels")
-        parts.append(figure(picture, "The chosen pixels are framed; the darker, the more probable."))
-    shown = s.features[:SHOWN]
-    items = [Bar(f.name, f.inclusion_probability, 0.0, f.rank <= s.k) for f in shown]
-    caption = "Inclusion probabilities: they sum to k over all features. "
-    caption += "The chosen ones are coloured." + (f" The first {SHOWN} are shown." if len(s.features) > SHOWN else "")
-    parts.append(figure(bars(items, top=1.0, description="inclusion probabilities of features"), caption))
-    rows = [[f.name, str(f.rank), f"{f.inclusion_probability:.3f}"] for f in s.chosen]
-    parts.append(table(["feature", "rank", "inclusion probability"], rows))
-    return parts
+        known = {feature.name: feature.inclusion_probability for feature in s.features}
+        values = np.array([known[name] for name in s.table.names]).reshape(s.table.image)
+        picture = pixels(values, _is_chosen(s), description="the chosen pixels")
+        parts.append(figure(picture, "The chosen pixels are framed; the stronger the colour, the more probable."))
+    rows = [
+        [f.name, meter(f.inclusion_probability, is_marked=f.rank <= s.k), f"{f.inclusion_probability:.3f}"]
+        for f in s.features[:SHOWN]
+    ]
+    parts.append(table(["feature", "", "inclusion probability"], rows, range(s.k)))
+    more = f" The first {SHOWN} are shown." if len(s.features) > SHOWN else ""
+    return [*parts, dim(f"Inclusion probabilities sum to k over all features.{more}")]
 
 
 def _comparison(s: Selection) -> list[Html]:
     if not s.scores:
         return [tag("p", "It was not begun.")]
-    items = [Bar(name, score.mean, score.std, name == "khot") for name, score in s.scores.items()]
-    rows = [[name, f"{score.mean:.3f}", f"{score.std:.3f}"] for name, score in s.scores.items()]
-    marked = [i for i, name in enumerate(s.scores) if name == "khot"]
-    what = measure(s)
-    caption = f"{what[0].upper()}{what[1:]}, cross-validated; nothing is drawn below 0."
-    return [
-        tag("p", verdict(s)),
-        figure(bars(items, description="scores of the methods"), caption),
-        table(["features by", "mean", "standard deviation"], rows, marked),
-        dim("Each method chooses anew in every fold, on the rows that are not scored; the model is the same for all."),
+    best = max((score.mean for score in s.scores.values() if math.isfinite(score.mean)), default=1.0)
+    rows = [
+        [name, meter(score.mean, best, is_marked=name == "khot"), f"{score.mean:.3f} ± {score.std:.3f}"]
+        for name, score in s.scores.items()
     ]
+    what = f"{measure(s)[0].upper()}{measure(s)[1:]}, cross-validated: mean and standard deviation over folds."
+    fair = "Each method chooses anew in every fold, on the rows that are not scored; the model is the same for all."
+    return [tag("p", verdict(s)), table(["features by", "", measure(s)], rows, [0]), dim(f"{what} {fair}")]
 
 
 def _training(s: Selection) -> list[Html]:
@@ -111,13 +159,9 @@ def _training(s: Selection) -> list[Html]:
         "training, samples": [(e["step"], e["train_loss"]) for e in s.history],
     }
     budget = {"features let through": [(e["step"], e["budget"]) for e in s.history]}
+    caption = "The loss with the k best features alone, on rows held out, and with the samples it was trained on."
+    end = f"Samples begin with all features and end with {s.k}."
     return [
-        figure(
-            lines(curves, x_label="step", y_label="loss", description="losses during training"),
-            "The loss with the k best features alone, on rows held out, and with the samples it was trained on.",
-        ),
-        figure(
-            lines(budget, x_label="step", y_label="features", log_y=True, description="features let through"),
-            f"Samples begin with all features and end with {s.k}.",
-        ),
+        figure(lines(curves, y="loss", description="losses during training"), caption),
+        figure(lines(budget, y="features", log=True, description="features let through"), end),
     ]

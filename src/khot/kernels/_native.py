@@ -97,8 +97,8 @@ def _load() -> tuple[Any, str]:
     except (OSError, AttributeError) as error:
         return None, f"eager torch (native library does not load: {error})"
     width = "AVX2" if library.khot_has_avx2() else "portable"
-    what = "sigmoid, Laplace and Euclidean top-k, hard top-k, pivotal and systematic samples, matching pursuit; eager torch for the rest"
-    return library, f"native, {width} (for {what}; {built})"
+    what = "top-k (sigmoid, Laplace, Euclidean, hard), pivotal and systematic samples, matching pursuit"
+    return library, f"native, {width} (for {what}; eager torch for the rest; {built})"
 
 
 def _open(path: Path) -> ctypes.CDLL:

@@ -76,18 +76,23 @@ class SoftTopK(NamedTuple):
 def soft_topk(x: Tensor, k: int, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None) -> SoftTopK:
     """Return the k largest scores in falling order, like `torch.topk`, but soft: differentiable in all scores.
 
-    `values = P x` with `P = ordered_topk(x, k)`.
+    `values = P x` with `P = ordered_topk(x, k)`. Each value is a mean of scores, and the default temperature 1 suits
+    scores that lie about 10 apart: for closer ones set `temperature` to a tenth of their spacing, as in the examples.
 
     Args:
-        x, k, dim, temperature, mask: as for `ordered_topk`; x is (…, n).
+        x, k, dim, mask: as for `ordered_topk`; x is (…, n).
+        temperature: T > 0; about a tenth of the spacing of the scores gives values near those of `torch.topk`.
 
     Returns:
         values, indices and weights. The values tend to those of `torch.topk` as T → 0. A score of −inf weighs nothing,
         and a slot in which +inf has a share is +inf.
 
     Examples:
-        >>> soft_topk(torch.tensor([0.0, 2.0, 1.0]), 2, temperature=0.1)[:2]
-        (tensor([1.9933, 1.0000]), tensor([1, 2]))
+        >>> x = torch.tensor([3.0, 2.0, 1.0, 0.0, -1.0])  # spacing 1
+        >>> soft_topk(x, 2, temperature=0.1).values  # torch.topk: 3, 2
+        tensor([2.9933, 2.0000])
+        >>> soft_topk(x, 2).values  # at the default temperature the slots are means of all five scores
+        tensor([2.2315, 1.6679])
     """
     _check.integer("k", k)
     _check.call(x, k, dim, temperature, mask)

@@ -1,7 +1,7 @@
 """Training of sparse autoencoders on files of activations: readers, a trainer, and runs that can be resumed.
 
 `train(open_activations("acts.npy"), config, Training(steps=4000), "out")` is what `khot sae` runs. Saving needs
-`khot[sae]`. The model itself is `khot.nn.SparseAutoencoder`.
+the extra `sae`. The model itself is `khot.nn.SparseAutoencoder`.
 """
 
 from ._activations import Activations as Activations

@@ -74,7 +74,7 @@ def open_activations(path: str | os.PathLike[str], array: str | None = None) -> 
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"{path} must be a .npy, .npz or .safetensors file; there is none")
+        raise FileNotFoundError(f"{path} is {'not a file' if path.exists() else 'missing'}")
     readers = {".npy": _npy, ".npz": _npz, ".safetensors": _safetensors}
     if path.suffix not in readers:
         raise ValueError(f"{path} must be a .npy, .npz or .safetensors file; got {path.suffix or 'no suffix'!r}")

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._extras import require
 from .._files import check_writable, write
 from .._interrupts import interruptible
+from .._threads import threads_for
 from ..nn import SparseAutoencoder, SparseAutoencoderConfig, SparseAutoencoderMetrics
 from ..nn.sae import CONFIG, WEIGHTS, read_tensors, write_tensors
 from ._activations import ROWS, Activations
@@ -41,7 +43,7 @@ def train(
     checkpoint_every: int = 500,
     on_step: Callable[[Point, int], bool | None] = lambda point, steps: None,
 ) -> Run:
-    """Train in a folder, and write cfg.json, sae_weights.safetensors and metrics.json there; needs `khot[sae]`.
+    """Train in a folder, and write cfg.json, sae_weights.safetensors and metrics.json there; needs the extra `sae`.
 
     The two files of the model load in SAELens and with `SparseAutoencoder.load`. A resumed run ends with the same bits
     as one that was never interrupted.
@@ -64,26 +66,23 @@ def train(
     """
     if checkpoint_every < 1:
         raise ValueError(f"`checkpoint_every` must be ≥ 1; got {checkpoint_every}.")
-    try:
-        import safetensors.torch  # noqa: F401 (missing: say so before the long work)
-    except ModuleNotFoundError:
-        fix = "`khot.sae.train` keeps weights in safetensors files: pip install 'khot[sae]'"
-        raise ModuleNotFoundError(fix, name="safetensors") from None
+    require("safetensors.torch", extra="sae")  # before the long work
     folder = Path(folder)
-    trainer = Trainer(data, config, training)
-    if _prepare(folder, trainer, resume):
-        metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
-        return Run(metrics, [Point(*point) for point in metrics["curve"]], True)
-    check_writable(folder / METRICS)
-    with interruptible() as interrupted:
+    with threads_for(training.batch_size * config.d_in * config.latents):
+        trainer = Trainer(data, config, training)
+        if _prepare(folder, trainer, resume):
+            metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+            return Run(metrics, [Point(*point) for point in metrics["curve"]], True)
+        check_writable(folder / METRICS)
         stopped = False
-        while trainer.step < training.steps and not stopped:
-            point = trainer.advance()
-            if trainer.step % checkpoint_every == 0:
-                _checkpoint(folder, trainer)
-            stopped = bool(on_step(point, training.steps)) or interrupted()
-        _checkpoint(folder, trainer)
-        return _finish(folder, trainer)
+        with interruptible() as interrupted:
+            while trainer.step < training.steps and not stopped:
+                point = trainer.advance()
+                if trainer.step % checkpoint_every == 0:
+                    _checkpoint(folder, trainer)
+                stopped = bool(on_step(point, training.steps)) or interrupted()
+            _checkpoint(folder, trainer)
+            return _finish(folder, trainer)
 
 
 def measure(sae: SparseAutoencoder, data: Activations, first: int = 0, step: int = 1) -> dict[str, Any]:
@@ -133,10 +132,8 @@ def _prepare(folder: Path, trainer: Trainer, resume: bool) -> bool:
     checkpoint, new = folder / CHECKPOINT, trainer.description()
     step, tensors, is_complete = 0, None, False
     if checkpoint.exists():
-        from safetensors import safe_open
-
         tensors = read_tensors(checkpoint)
-        with safe_open(checkpoint, "pt") as file:
+        with require("safetensors", extra="sae").safe_open(checkpoint, "pt") as file:
             about = file.metadata() or {}
         if not {"step", "run"} <= set(about):
             raise ValueError(f"{checkpoint} must be a checkpoint of `khot sae`; got another safetensors file")

@@ -16,25 +16,29 @@ from .._interrupts import interruptible
 from ..coding import SoftCode, SparseCode, omp, power_update
 
 ALIKE = 0.99  # two atoms with a larger |cosine| are one atom twice
-RARE = 4  # an atom that fewer signals use is replaced
+RARE = 0.6  # of the mean use: in the first turn, atoms that are used less are replaced; the share falls to 0
+MEMORY = 50  # in streams, an atom is a mean over about so many signals that use it
+STALE = 0.1, 20.0  # in streams: atoms that are used less than this share of the mean, once that is so many signals
 
 
 class KSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Learn a dictionary in which every signal is a combination of exactly k atoms.
 
     `min ‖X − C·D‖²` such that each row of C has at most k entries and each row of D has norm 1. Coding and update of
-    atoms take turns. Atoms that hardly any signal uses, or that are another one twice, are replaced by the signals
-    that are represented worst.
+    atoms take turns. Atoms that few signals use, or that are another one twice, are replaced by the signals that are
+    represented worst. "Few" falls to none from the first turn to the last, so that the dictionary settles.
 
     Args:
         n_components: the number of atoms; None for the number of features.
         n_nonzero_coefs: k; None for a tenth of the features, but at least 1.
-        tolerance: stop coding a signal once the norm of its residual is at most this; k is then the most.
+        tolerance: stop coding a signal once the norm of its residual is at most this; k is then the most, and the
+            best dictionary is the one that needs the fewest atoms.
         max_iter: the largest number of turns.
-        tol: stop when the error falls by a smaller share than this in a turn.
+        tol: stop when the error (with `tolerance`, the number of atoms) changes by a smaller share in a turn.
         coder: signals, dictionary and k to a code: `khot.coding.omp`, `thresholding_pursuit`, `soft_pursuit`, or a
             function of yours.
-        update: `khot.coding.power_update`, `svd_update`, `least_squares_update`, or a function of yours.
+        update: `khot.coding.power_update`, `svd_update`, `least_squares_update`, `gradient_update`, or a function of
+            yours.
         dict_init: the first dictionary, (n_components, n_features); None takes random signals.
         random_state: an int, for the same result each time.
         callback: called with (turn, error) after each turn; training stops when it returns True.
@@ -86,26 +90,48 @@ class KSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         """Learn the dictionary from X (signals, features), numpy or torch; y is ignored."""
         x, atoms = self._start(X)
         self.error_: list[float] = []
-        best = (np.inf, atoms)
-        with interruptible(lambda: None) as is_interrupted:
+        best, before = (np.inf, atoms), np.inf
+        with interruptible() as is_interrupted:
             for turn in range(self.max_iter):
-                atoms, error, replaced = self._turn(x, atoms)
-                self.error_.append(error)
-                if error < best[0]:
-                    best = (error, atoms)
-                is_told = self.callback is not None and self.callback(turn, error)
-                is_done = turn and abs(self.error_[-2] - error) <= self.tol * self.error_[-2]
-                if is_told or is_done or is_interrupted():
+                atoms, code, residual = self._turn(x, atoms)
+                self.error_.append(float(residual.square().sum(-1).mean()))
+                cost = self.error_[-1] if self.tolerance is None else len(code.values) / len(x)
+                if cost < best[0]:
+                    best = (cost, atoms)
+                is_told = self.callback is not None and self.callback(turn, self.error_[-1])
+                if is_told or is_interrupted() or abs(before - cost) <= self.tol * before < np.inf:
                     break
-                atoms = replaced
+                uses = _uses(code)
+                is_rare = uses <= RARE * (1 - (turn + 1) / self.max_iter) * uses.mean()
+                before, atoms = cost, _replaced(x, atoms, is_rare, residual)[0]
         self._keep(best[1], len(self.error_))
+        self.__dict__.pop("_stream", None)
         return self
 
     def partial_fit(self, X: Any, y: Any = None) -> Self:
-        """Do one turn with these signals, starting from the dictionary that is there; for streams."""
-        x, atoms = self._start(X, getattr(self, "components_", None))
-        _, error, atoms = self._turn(x, atoms)
-        self.error_ = [*getattr(self, "error_", []), error]
+        """Do one turn with these signals, starting from the dictionary that is there; for streams.
+
+        An atom becomes the mean of what it was and what these signals make of it, by the squares of its coefficients;
+        signals of long ago are forgotten. `error_` gets the error of these signals before they are learned from.
+        """
+        x, before = self._start(X, getattr(self, "components_", None))
+        code = self._code(x, before)
+        residual = x - code.decode(before)
+        self.error_ = [*getattr(self, "error_", []), float(residual.square().sum(-1).mean())]
+        atoms, updated = self.update(x, before, code)
+        energy = torch.zeros(len(atoms), dtype=torch.float64).index_add_(0, code.columns, updated.values.double() ** 2)
+        span = MEMORY * len(atoms) / max(len(code.values) / len(x), 1)  # in signals
+        if not hasattr(self, "_stream"):  # energy, uses, and the mean of all uses, since an atom was last replaced
+            known = float(energy.mean()) * span / len(x) if hasattr(self, "components_") else 0.0
+            self._stream = torch.stack([torch.full_like(energy, known), *torch.zeros(2, len(energy))])
+        kept = self._stream[0] * np.exp(-len(x) / span)
+        turned = atoms * torch.where((atoms * before).sum(-1, keepdim=True) < 0, -1.0, 1.0)
+        mixed = kept.unsqueeze(-1) * before.double() + energy.unsqueeze(-1) * turned.double()
+        atoms = torch.where((kept + energy > 0).unsqueeze(-1), normalize(mixed, dim=-1).to(x.dtype), before)
+        uses, mean = self._stream[1] + _uses(code), self._stream[2] + len(code.values) / len(atoms)
+        share, enough = STALE
+        atoms, is_new = _replaced(x, atoms, (mean > enough) & (uses < share * mean), residual)
+        self._stream = torch.stack([kept + energy, uses, mean]) * ~is_new
         self._keep(atoms, getattr(self, "n_iter_", 0) + 1)
         return self
 
@@ -152,11 +178,10 @@ class KSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             atoms = np.concatenate([given[chosen], fill]).astype(given.dtype)
         return x, normalize(torch.tensor(atoms).to(x.dtype), dim=-1)
 
-    def _turn(self, x: Tensor, atoms: Tensor) -> tuple[Tensor, float, Tensor]:
-        """Code and update; return the dictionary, its error, and the dictionary with useless atoms replaced."""
+    def _turn(self, x: Tensor, atoms: Tensor) -> tuple[Tensor, SparseCode, Tensor]:
+        """Code and update; return the dictionary, the code after it, and the residual."""
         atoms, code = self.update(x, atoms, self._code(x, atoms))
-        residual = x - code.decode(atoms)
-        return atoms, float(residual.square().sum(-1).mean()), _replaced(x, atoms, code, residual)
+        return atoms, code, x - code.decode(atoms)
 
     def _code(self, x: Tensor, atoms: Tensor) -> SparseCode:
         options = {} if self.tolerance is None else {"tolerance": self.tolerance}
@@ -171,16 +196,20 @@ class KSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         self.components_, self.n_iter_, self.n_components_ = atoms.numpy(), turns, len(atoms)
 
 
-def _replaced(x: Tensor, atoms: Tensor, code: SparseCode, residual: Tensor) -> Tensor:
-    """Return the dictionary with atoms that are rare, or another one twice, replaced by badly represented signals."""
-    uses = torch.bincount(code.columns[code.values != 0], minlength=len(atoms))
-    alike = (atoms @ atoms.mT).abs().tril(-1).amax(-1) > ALIKE
-    useless = ((uses < min(RARE, len(x))) | alike).nonzero().flatten()
+def _uses(code: SparseCode) -> Tensor:
+    """Return how many signals use each atom."""
+    return torch.bincount(code.columns[code.values != 0], minlength=code.shape[-1]).double()
+
+
+def _replaced(x: Tensor, atoms: Tensor, is_rare: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """Replace atoms that are rare, or another one twice, by the worst represented signals; return which they were."""
+    is_alike = (atoms @ atoms.mT).abs().tril(-1).amax(-1) > ALIKE
     size = residual.square().sum(-1)
-    worst = size.topk(min(len(useless), int((size > 0).sum()))).indices
-    atoms = atoms.clone()
-    atoms[useless[: len(worst)]] = normalize(x[worst], dim=-1)
-    return atoms
+    worst = size.topk(min(int((is_rare | is_alike).sum()), int((size > 0).sum()))).indices
+    useless = (is_rare | is_alike).nonzero().flatten()[: len(worst)]
+    atoms, is_new = atoms.clone(), torch.zeros_like(is_rare)
+    atoms[useless], is_new[useless] = normalize(x[worst], dim=-1), True
+    return atoms, is_new
 
 
 def _numpy(value: Any) -> Any:

@@ -1,7 +1,9 @@
 """Feature selection in scikit-learn's terms: `KHotSelector` trains a gate and a network together."""
 
 import hashlib
+import sys
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral
 from typing import Any, NamedTuple, Self
 
@@ -11,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from .. import _check
+from .._extras import require
+from .._threads import threads_for
 from ..designs import Design, Pivotal
 from ..estimators import straight_through_sample
 from ..nn import KHotGate, Schedule
@@ -22,9 +26,9 @@ try:
     from sklearn.utils import check_random_state, column_or_1d
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
-except ModuleNotFoundError as missing:
-    said = f"`khot.sklearn` needs {missing.name}: pip install 'khot[sklearn]'."
-    raise ModuleNotFoundError(said, name=missing.name) from missing
+except ModuleNotFoundError:
+    require("sklearn", extra="sklearn")  # raises, and says how to install it
+    raise
 
 TASKS = ("auto", "classification", "regression", "reconstruction")
 CHECKS = 40  # how many times in `max_steps` the validation rows are evaluated
@@ -39,6 +43,7 @@ class Rows(NamedTuple):
     weight: Tensor  # (rows), ≥ 0
 
 
+@dataclass(eq=False, repr=False)  # scikit-learn has its own
 class KHotSelector(SelectorMixin, BaseEstimator):
     """Choose the k features that a prediction needs: a gate over all of them and a network, trained together.
 
@@ -66,6 +71,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         patience: steps without a better validation loss after which training stops.
         random_state: an int, for the same result each time.
         callback: called with each entry of `history_` as it comes; training stops when it returns True.
+        verbose: 1 shows a line of progress on stderr, as scikit-learn's estimators do; 0 shows nothing.
 
     Attributes:
         scores_: (n_features), larger is better.
@@ -85,42 +91,24 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         (2000, 2)
     """
 
-    def __init__(
-        self,
-        n_features_to_select: float | None = None,
-        *,
-        task: str = "auto",
-        relaxation: Relaxation = sigmoid_topk,
-        design: Callable[..., Design] | None = Pivotal,
-        estimator: Callable[..., Tensor] = straight_through_sample,
-        temperature: float = 1.0,
-        hidden: tuple[int, ...] = (64, 64),
-        max_steps: int = 1000,
-        batch_size: int = 256,
-        learning_rate: float = 3e-3,
-        gate_learning_rate: float = 0.02,
-        annealed: float = 0.5,
-        validation_fraction: float = 0.1,
-        patience: int = 200,
-        random_state: int | np.random.RandomState | None = None,
-        callback: Callable[[dict[str, float]], bool | None] | None = None,
-    ) -> None:
-        self.n_features_to_select = n_features_to_select
-        self.task = task
-        self.relaxation = relaxation
-        self.design = design
-        self.estimator = estimator
-        self.temperature = temperature
-        self.hidden = hidden
-        self.max_steps = max_steps
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.gate_learning_rate = gate_learning_rate
-        self.annealed = annealed
-        self.validation_fraction = validation_fraction
-        self.patience = patience
-        self.random_state = random_state
-        self.callback = callback
+    n_features_to_select: float | None = None
+    _: KW_ONLY
+    task: str = "auto"
+    relaxation: Relaxation = sigmoid_topk
+    design: Callable[..., Design] | None = Pivotal
+    estimator: Callable[..., Tensor] = straight_through_sample
+    temperature: float = 1.0
+    hidden: tuple[int, ...] = (64, 64)
+    max_steps: int = 1000
+    batch_size: int = 256
+    learning_rate: float = 3e-3
+    gate_learning_rate: float = 0.02
+    annealed: float = 0.5
+    validation_fraction: float = 0.1
+    patience: int = 200
+    random_state: int | np.random.RandomState | None = None
+    callback: Callable[[dict[str, float]], bool | None] | None = None
+    verbose: int = 0
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Train on X (rows, features), y (rows) or (rows, outputs), and weights of rows if they differ."""
@@ -133,7 +121,9 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         how: dict[str, Any] = {"relaxation": self.relaxation, "design": self.design, "estimator": self.estimator}
         gate = KHotGate(n, k, temperature=self.temperature, **how)
         net = _network(n, self.hidden, rows.y.shape[1] if rows.y.ndim == 2 else len(self.classes_), seed)
-        scores = self._train(gate, net, *_split(rows, self.validation_fraction, seed), seed)
+        largest = max(part.numel() for part in net.parameters())  # the weights of a layer
+        with threads_for(int(self.batch_size) * largest):
+            scores = self._train(gate, net, *_split(rows, self.validation_fraction, seed), seed)
         if not scores.isfinite().all():
             raise ValueError("training diverged: scores are not finite. Lower `learning_rate` or `gate_learning_rate`.")
         with torch.no_grad():
@@ -222,9 +212,14 @@ class KHotSelector(SelectorMixin, BaseEstimator):
             means = {"train_loss": sum(losses) / len(losses), "validation_loss": found}
             self.history_.append({"step": step, "budget": int(gate.budget), **means})
             losses = []
+            if self.verbose:
+                now = f"step {step} of {max_steps}, validation loss {found:.4f}, features {int(gate.budget)}"
+                sys.stderr.write(f"\rKHotSelector: {now:<70}")
             has_enough = self.callback is not None and self.callback(self.history_[-1])
             if has_enough or step - best_step >= self.patience:
                 break
+        if self.verbose:
+            sys.stderr.write("\n")
         return result
 
     def _get_support_mask(self) -> np.ndarray:

@@ -15,6 +15,7 @@ from ._laws import broken_laws, close, must
 T = TypeVar("T")
 ALPHA = 1e-3  # the chance, over seeds, that a right design fails, over all that is counted in one call
 AT_ONCE = 250_000
+LAGS = 4
 EXACT = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 VECTORS = {
     "spread": [0.07, 0.17, 0.41, 0.61, 0.83, 0.91],
@@ -31,14 +32,15 @@ def check_design(
 ) -> None:
     """Raise AssertionError, naming each broken law, unless samples, moments and probabilities of a design agree.
 
-    What can be enumerated is, and compared to 1e-12; samples are compared with it by Bernstein's bound and a χ² test. A
-    design that does not offer `log_prob` or `joint_probs` (NotImplementedError) is checked for the rest. A right design
-    fails with probability below 0.001 over the choice of seeds; inclusion probabilities that are off by 0.002 are found
-    with a probability of 0.8 at π = ½ and 0.99 where π(1 − π) < 0.15, at the default number of draws.
+    What can be enumerated is, and compared to 1e-12; samples are compared with it by Bernstein's bound and a χ² test,
+    and must be independent: over rows of a batch, and over draws that are one to four apart. A design that does not
+    offer `log_prob` or `joint_probs` (NotImplementedError) is checked for the rest. A right design fails with
+    probability below 0.001 over the choice of seeds; inclusion probabilities that are off by 0.002 are found with a
+    probability of 0.7 at π = ½ and 0.98 where π(1 − π) < 0.15, at the default number of draws.
 
     Args:
-        design: a design of at most 12 items and no batch; or a class of them, or any function from `probs` (n) to one,
-            which is checked on six vectors.
+        design: a design of at most 12 items and no batch; or a class of them, or any function from `probs` (…, n) to
+            one, which is checked on six vectors, and with a k for each of two rows.
         exact: whether `mean` is `probs`; False for designs that approximate.
         draws: how many samples.
         seed: of the samples.
@@ -50,17 +52,19 @@ def check_design(
         >>> check_design(Shifted(torch.tensor([0.2, 0.5, 0.5, 0.8])), draws=10_000)
         Traceback (most recent call last):
         AssertionError: not a right design:
+        - rows: an inclusion probability of a row is ...
         - frequencies: ...
-        ...
     """
     if isinstance(design, Design):
         designs = {"": design}
     else:
         vectors = {name: torch.tensor(probs, dtype=torch.float64) for name, probs in VECTORS.items()}
         designs = {f" on {name} probabilities": design(probs) for name, probs in vectors.items()}
+    make = None if isinstance(design, Design) else design
     for where, each in designs.items():
-        if broken := broken_laws(Laws(each, exact, draws, seed)):
+        if broken := broken_laws(Laws(each, exact, draws, seed, make)):
             raise AssertionError(f"not a right design{where}:" + broken)
+        make = None  # once is enough
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,7 @@ class Laws:
     exact: bool
     draws: int
     seed: int
+    make: Callable[[Tensor], Design] | None = None
 
     def _generator(self) -> torch.Generator:
         return torch.Generator(self.design.probs.device).manual_seed(self.seed)
@@ -144,6 +149,29 @@ class Laws:
         must(shape == (4, 2, 3, *self.design.event_shape), "samples of it")
         close(wide.mean, self.design.mean.expand(2, 3, -1), "its mean")
 
+    def rows(self) -> None:
+        """Two rows that differ have their own law each, and are independent."""
+        one = self.design.parameter.detach()
+        wide = self.design.expand((2,)).with_parameter(torch.stack((one, one.flip(-1))))
+        self._compare_rows(wide, self.design, self.design.with_parameter(one.flip(-1)))
+
+    def sizes_of_rows(self) -> None:
+        """A batch with a k for each row has the law of each."""
+        if self.make is not None:
+            pair = [torch.tensor(VECTORS[name], dtype=torch.float64) for name in ("equal", "nearly certain")]
+            self._compare_rows(self.make(torch.stack(pair)), *(self.make(probs) for probs in pair))
+
+    def _compare_rows(self, wide: Design, *each: Design) -> None:
+        """Compare samples of two rows, (draws, 2, n), with the means of two designs, and with their products."""
+        mean = torch.stack([design.mean for design in each])
+        close(wide.mean, mean, "the mean of a row", EXACT[mean.dtype])
+        mean, generator, draws = mean.to(torch.float64), self._generator(), min(self.draws, AT_ONCE)
+        x = wide.sample((draws,), generator=generator).to(torch.float64)
+        cells = 4 * (mean.numel() + mean.shape[-1] ** 2)  # a quarter of the errors
+        _compare(x.sum(0).flatten(), draws, mean.flatten(), cells, "an inclusion probability of a row")
+        both, product = x[:, 0].mT @ x[:, 1], mean[0][:, None] * mean[1]
+        _compare(both.flatten(), draws, product.flatten(), cells, "the probability of an item in each of two rows")
+
     def gradients(self) -> None:
         """log_prob has the derivatives in `logits` that differences say."""
         design, x = self.design, self._sample(5)
@@ -160,16 +188,18 @@ class Laws:
 
     def frequencies(self) -> None:
         """Samples have the probabilities of items, pairs and subsets that are said, and are independent."""
-        subsets, successive, couples = self._counted()
-        n, mean = len(successive), self.design.mean.to(torch.float64)
+        subsets, couples, trials_of = self._counted()
+        n, mean = couples.shape[-1], self.design.mean.to(torch.float64)
         items = (torch.arange(2**n)[:, None] >> torch.arange(n) & 1).double()  # of each subset
         pairs = items.mT @ (subsets[:, None] * items)
-        cells = n + n + n * (n - 1) // 2 + 1
+        cells = 2 * (n + LAGS * n + n * (n - 1) // 2 + 1)  # a half of the errors is for rows
         _compare(pairs.diagonal(), self.draws, mean, cells, "an inclusion probability")
         if (joint := _if_offered(self.design.joint_probs)) is not None:
             upper = torch.triu_indices(n, n, 1).unbind()
             _compare(pairs[upper], self.draws, joint.to(torch.float64)[upper], cells, "a joint probability")
-        _compare(successive, couples, mean.square(), cells, "the probability of an item in two successive draws")
+        for lag, (count, trials) in enumerate(zip(couples, trials_of, strict=True), 1):
+            what = "two successive draws" if lag == 1 else f"two draws, {lag} apart"
+            _compare(count, trials, mean.square(), cells, f"the probability of an item in {what}")
         if (listed := _if_offered(self._enumerated)) is None:
             return
         p, x = listed
@@ -186,17 +216,19 @@ class Laws:
             chance = torch.special.gammaincc(torch.tensor(freedom / 2.0), torch.tensor(statistic / 2))
             must(chance > ALPHA / cells, f"χ² of subsets is {statistic:.4g} at {freedom} degrees of freedom")
 
-    def _counted(self) -> tuple[Tensor, Tensor, int]:
-        """Count draws of subsets (2ⁿ, in binary), of items twice in a couple of draws (n), and couples."""
-        generator, n, couples = self._generator(), self.design.event_shape[0], 0
-        subsets, successive = torch.zeros(2**n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
+    def _counted(self) -> tuple[Tensor, Tensor, list[int]]:
+        """Count draws of subsets (2ⁿ, in binary), of items in both draws of a couple (lags, n), and couples (lags)."""
+        generator, n = self._generator(), self.design.event_shape[0]
+        subsets, both = torch.zeros(2**n, dtype=torch.float64), torch.zeros(LAGS, n, dtype=torch.float64)
+        couples = [0] * LAGS
         for start in range(0, self.draws, AT_ONCE):
             x = self.design.sample((min(AT_ONCE, self.draws - start),), generator=generator).to(torch.float64)
             subsets += torch.bincount((x @ 2.0 ** torch.arange(n, dtype=x.dtype)).long(), minlength=2**n)
-            first, second = x[: len(x) // 2 * 2].unflatten(0, (-1, 2)).unbind(1)
-            successive += (first * second).sum(0)
-            couples += len(first)
-        return subsets, successive, couples
+            for lag in range(1, LAGS + 1):  # couples that have no draw in common
+                first, second = x[: len(x) // (2 * lag) * 2 * lag].unflatten(0, (-1, 2, lag)).unbind(1)
+                both[lag - 1] += (first * second).sum((0, 1))
+                couples[lag - 1] += first.shape[:2].numel()
+        return subsets, both, couples
 
 
 def _if_offered(call: Callable[[], T]) -> T | None:

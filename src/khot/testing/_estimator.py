@@ -13,7 +13,7 @@ from ..estimators import takes_objective
 Estimator = Callable[..., Tensor]
 Objective = Callable[[Tensor], Tensor]
 EXACT = 1e-10
-MOST_TUPLES = 200_000
+MOST_TUPLES, MOST_CALLS = 200_000, 100
 ALPHA = 1e-6  # the chance, over seeds, that a right estimator fails where its samples cannot be set
 
 
@@ -42,14 +42,15 @@ def check_estimator(
 
     The mean is taken over all subsets (pairs of them, if it draws two), which are set in place of the design's samples:
     no chance is left, and a bias of 1e-10 is found. An estimator that does not draw by `design.sample` is averaged over
-    `draws` of its own instead, and fails if it is off by 4.9 standard errors.
+    `draws` of its own instead, and fails if it is off by 4.9 standard errors. A loss must also be the mean loss, give
+    what else f depends on its ordinary gradient, and be right with one sample more and in a batch of two rows.
 
     Args:
         estimator: either `(design, fn, *, num_samples, generator)` → a scalar whose gradient is the estimate, or
             `(design, sample_shape, *, generator)` → samples with a gradient.
         design: to estimate with, of few items and no batch; by default a `ConditionalPoisson` of five, k = 2.
         degree: of the polynomials in x for which it is exact: 1 for straight-through, 2 for `reinmax`; None for any f.
-        num_samples: that a loss estimator is asked for.
+        num_samples: that a loss estimator is asked for; it is asked for one more, too.
         draws: see above.
 
     Examples:
@@ -62,38 +63,72 @@ def check_estimator(
     """
     if design is None:
         design = ConditionalPoisson(logits=torch.tensor([0.9, -0.4, 0.3, -1.1, 0.2], dtype=torch.float64), k=2)
-    broken = []
+    biased: list[str] = []
+    faults: set[str] = set()
+    is_first = is_loss = takes_objective(estimator)
     for name, (of, fn) in objectives(design.event_shape[0]).items():
         if degree is not None and not 0 < of <= degree:
             continue
         own = _with_leaf(design)
         exact = exact_gradient(own, fn, own.parameter)
-        mean, error = expected_gradient(estimator, design, fn, num_samples, draws)
-        bias = mean - exact
-        if design.parameter is design.probs:  # their sum is fixed, so only differences have a meaning
-            bias, exact = bias - bias.mean(), exact - exact.mean()
-        if not bool((bias.abs() <= error).all()):
-            broken.append(f"{name}: relative bias {float(bias.norm() / exact.norm()):.3g}")
-    if broken:
-        raise AssertionError("biased:\n- " + "\n- ".join(broken))
+        means = {"": expected_gradient(estimator, design, fn, num_samples if is_loss else 1, draws, faults)}
+        if is_loss:
+            more = expected_gradient(estimator, design, fn, num_samples + 1, draws, faults)
+            means[f" with {num_samples + 1} samples"] = more
+        if is_first:  # it takes many calls
+            means[" in a batch of two"] = expected_gradient_of_a_row(estimator, design, fn, num_samples, faults)
+        is_first = False
+        for where, (mean, error) in means.items():
+            bias, size = mean - exact, exact
+            if design.parameter is design.probs:  # their sum is fixed, so only differences have a meaning
+                bias, size = bias - bias.mean(), exact - exact.mean()
+            if not bool((bias.abs() <= error).all()):
+                biased.append(f"{name}{where}: relative bias {float(bias.norm() / size.norm()):.3g}")
+                break
+    if biased or faults:
+        raise AssertionError("\n- ".join(("biased:" if biased else "not a right loss:", *biased, *sorted(faults))))
 
 
 def expected_gradient(
-    estimator: Estimator, design: Design, fn: Objective, num_samples: int, draws: int
+    estimator: Estimator, design: Design, fn: Objective, count: int, draws: int, faults: set[str]
 ) -> tuple[Tensor, Tensor]:
     """Return the mean of the estimate, and how far off it may be; (n) each."""
-    count = num_samples if takes_objective(estimator) else 1
-    x, generator = design.enumerate_support(), torch.Generator().manual_seed(0)
+    x, generator = _possible(design), torch.Generator().manual_seed(0)
     if len(x) ** count <= MOST_TUPLES:
         tuples = torch.cartesian_prod(*[torch.arange(len(x))] * count).view(-1, count)
         scripted = prescribe(_with_leaf(design.expand((len(tuples),))), x[tuples].movedim(1, 0))
-        each = estimates(estimator, scripted, fn, count, generator)
+        each = estimates(estimator, scripted, fn, count, generator, faults)
         if scripted.was_used:
             chance = design.log_prob(x).exp()[tuples].prod(-1).detach()
             return (chance[:, None] * each).sum(0), torch.tensor(EXACT)
-    each = estimates(estimator, _with_leaf(design.expand((draws,))), fn, count, generator)
+    each = estimates(estimator, _with_leaf(design.expand((draws,))), fn, count, generator, faults)
     allowed = math.sqrt(2) * float(torch.erfinv(torch.tensor(1 - ALPHA, dtype=torch.float64)))
     return each.mean(0), EXACT + allowed * each.std(0) / math.sqrt(draws)
+
+
+def expected_gradient_of_a_row(
+    estimator: Estimator, design: Design, fn: Objective, count: int, faults: set[str]
+) -> tuple[Tensor, Tensor]:
+    """Return the same of the first of two rows, given the samples of the second; without a limit if it cannot be had.
+
+    Any single sample of the second row will do: what is right on average is so for each, unless rows are mixed.
+    """
+    x = _possible(design)
+    is_small = len(x) ** count <= MOST_CALLS
+    mean, log = torch.zeros_like(design.parameter), design.log_prob(x).detach()
+    for chosen in torch.cartesian_prod(*[torch.arange(len(x))] * count).view(-1, count) if is_small else ():
+        samples = torch.stack((x[chosen], x[:1].expand(count, -1)), 1)  # (count, 2, n)
+        scripted = prescribe(_with_leaf(design.expand((2,))), samples)
+        mean = mean + log[chosen].sum().exp() * estimates(estimator, scripted, fn, count, torch.Generator(), faults)[0]
+        if not scripted.was_used:
+            return mean, torch.tensor(torch.inf)
+    return mean, torch.tensor(EXACT if is_small else torch.inf)
+
+
+def _possible(design: Design) -> Tensor:
+    """List the subsets that can be drawn, (subsets, n)."""
+    x = design.enumerate_support()
+    return x[design.log_prob(x) > -torch.inf]
 
 
 def _with_leaf(design: Design) -> Design:
@@ -110,17 +145,30 @@ def prescribe(design: Design, samples: Tensor) -> Any:
 
     kind = type(design)
     made: Any = object.__new__(type(kind.__name__, (kind,), {"sample": sample}))
-    made.__dict__.update(design.__dict__, was_used=False)
+    made.__dict__.update(design.__dict__, was_used=False, samples=samples)
     return made
 
 
-def estimates(estimator: Estimator, design: Design, fn: Objective, count: int, generator: torch.Generator) -> Tensor:
-    """Return one estimate for each row of the batch; (rows, n)."""
-    if takes_objective(estimator):  # a mean over rows
-        value = estimator(design, fn, num_samples=count, generator=generator) * design.batch_shape.numel()
-    else:
-        value = fn(estimator(design, (), generator=generator)).sum()
-    return torch.autograd.grad(value, design.parameter)[0]
+def estimates(
+    estimator: Estimator, design: Any, fn: Objective, count: int, generator: torch.Generator, faults: set[str]
+) -> Tensor:
+    """Return one estimate for each row of the batch, (rows, n); add to the faults what a loss must not have."""
+    each: Tensor
+    if not takes_objective(estimator):
+        (each,) = torch.autograd.grad(fn(estimator(design, (), generator=generator)).sum(), design.parameter)
+        return each
+    scale = torch.ones((), dtype=torch.float64, requires_grad=True)  # a parameter of f
+    value = estimator(design, lambda x: fn(x) * scale, num_samples=count, generator=generator)
+    gradient, own = torch.autograd.grad(value, (design.parameter, scale), allow_unused=True)
+    expected = fn(design.samples).mean() if getattr(design, "was_used", False) else value
+    if not torch.isclose(value, expected, 1e-9, 1e-9):
+        faults.add("the value is not the mean loss of the samples")
+    if own is None or not torch.isclose(own, expected, 1e-9, 1e-9):
+        faults.add("what else `fn` depends on does not get its ordinary gradient")
+    if gradient is None:
+        raise AssertionError("there is no gradient in the design's parameter")
+    each = gradient * design.batch_shape.numel()  # the loss is a mean over rows
+    return each
 
 
 def exact_gradient(design: Design, fn: Objective, parameter: Tensor) -> Tensor:

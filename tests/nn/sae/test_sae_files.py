@@ -85,5 +85,5 @@ def test_truncated_foreign_and_missing_files(tmp_path):
 
 def test_missing_safetensors_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "safetensors.torch", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'khot\[sae\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install '\.\[sae\]'"):
         make().save(tmp_path)

@@ -5,11 +5,12 @@ import os
 from dataclasses import asdict, dataclass, fields
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
 from ... import _check
+from ..._extras import require
 from ..._files import write
 from ..._version import __version__
 from ._axes import AXES, Axis
@@ -125,7 +126,8 @@ def read(folder: Folder) -> tuple[SparseAutoencoderConfig, dict[str, Tensor]]:
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write a safetensors file, atomically."""
-    write(path, _safetensors().save({name: t.detach().contiguous() for name, t in tensors.items()}, metadata))
+    safetensors = require("safetensors.torch", extra="sae")
+    write(path, safetensors.save({name: t.detach().contiguous() for name, t in tensors.items()}, metadata))
 
 
 def read_tensors(path: Path, shapes: dict[str, tuple[int, ...]] | None = None) -> dict[str, Tensor]:
@@ -133,7 +135,7 @@ def read_tensors(path: Path, shapes: dict[str, tuple[int, ...]] | None = None) -
     if not path.is_file():
         raise FileNotFoundError(f"{path} must be a file; there is none.")
     try:
-        tensors: dict[str, Tensor] = _safetensors().load_file(path)
+        tensors: dict[str, Tensor] = require("safetensors.torch", extra="sae").load_file(path)
     except Exception as error:  # safetensors' own class, which is not to be imported here
         if type(error).__name__ != "SafetensorError":
             raise
@@ -144,12 +146,3 @@ def read_tensors(path: Path, shapes: dict[str, tuple[int, ...]] | None = None) -
         said = "; ".join(f"{name} {got.get(name, 'missing')}, not {shapes.get(name, 'known')}" for name in names[:4])
         raise ValueError(f"{path} must have the tensors of its config; got {said}.")
     return tensors
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors.torch
-    except ModuleNotFoundError:
-        said = "Weights are kept in safetensors files: pip install 'khot[sae]'."
-        raise ModuleNotFoundError(said, name="safetensors") from None
-    return safetensors.torch
