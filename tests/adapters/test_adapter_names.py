@@ -5,7 +5,7 @@ import importlib
 import pytest
 
 PUBLIC = {
-    "khot.sklearn": {"KHotRegressor", "KHotSelector", "KSVD"},
+    "khot.sklearn": {"KHotNeighborhood", "KHotRegressor", "KHotSelector", "KSVD"},
     "khot.hf": {"beam_search", "swap_routers"},
     "khot.sindy": {"KHotOptimizer", "floored_ebic"},
 }

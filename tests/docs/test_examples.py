@@ -97,6 +97,17 @@ def select_columns(text):
     assert better[2] > -0.01
 
 
+def metric_learning(text):
+    pca, nca, linear, network = (
+        numbers(text, f"{name:<17} accuracy of 5 nearest neighbours in two dimensions:")[0]
+        for name in ("PCA", "NCA", "KHotNeighborhood", "  with a network")
+    )
+    assert pca < linear < network
+    assert nca < network - 0.1
+    assert numbers(text, "after training:")[1] < numbers(text, "before training:")[1] / 2
+    assert numbers(text, "share of the map that looks at the two features:")[0] > 0.8
+
+
 def learn_k(text):
     for price in ("0.20", "0.05", "0.02"):
         worth, learned = numbers(text, f"price {price}:")

@@ -10,7 +10,17 @@ import torch
 from torch import nn
 
 import khot
-from khot.nn import KHotGate, MoE, Router, Schedule, SigmoidTopK, SparseAutoencoder, SparseAutoencoderConfig, routing
+from khot.nn import (
+    KHotGate,
+    MoE,
+    Router,
+    Schedule,
+    SigmoidTopK,
+    SoftNeighbors,
+    SparseAutoencoder,
+    SparseAutoencoderConfig,
+    routing,
+)
 
 
 def autoencoder(k=2, **changes):
@@ -24,6 +34,10 @@ LAYERS = {
         nn.Parameter(torch.tensor(2.0)), temperature=nn.Parameter(torch.tensor(1.0))
     ),
     "KHotGate": partial(KHotGate, 8, 2),
+    "SoftNeighbors": partial(SoftNeighbors, 2),
+    "SoftNeighbors learned": lambda: SoftNeighbors(
+        nn.Parameter(torch.tensor(2.0)), temperature=nn.Parameter(torch.tensor(1.0))
+    ),
     "Router": partial(Router, 8, 4, 2),
     "Router with a bias": partial(Router, 8, 4, 2, biased=True),
     "MoE": lambda: MoE(Router(8, 4, 2), [nn.Linear(8, 8) for _ in range(4)]),
@@ -130,6 +144,7 @@ def test_a_numpy_integer_is_a_count_for_every_layer(integer, tmp_path):
     x, k = torch.randn(40, 8), integer(2)
     assert torch.equal(SigmoidTopK(k)(x), SigmoidTopK(2)(x))
     assert type(SigmoidTopK(k).k) is int
+    assert type(SoftNeighbors(k, candidates=integer(5)).k) is int
     gate = KHotGate(integer(8), k).eval()
     assert (gate(torch.ones(3, 8)) == KHotGate(8, 2).eval()(torch.ones(3, 8))).all()
     moe = MoE(Router(integer(8), integer(4), k), [nn.Identity()] * 4, capacity_factor=integer(4))

@@ -1,5 +1,6 @@
-"""Layers. `routing`, `selectors` and `schedules` hold the functions that they take as arguments."""
+"""Layers. `routing`, `selectors`, `schedules` and `neighbors` hold the functions that they take as arguments."""
 
+from . import neighbors as neighbors
 from . import routing as routing
 from . import schedules as schedules
 from . import selectors as selectors
@@ -8,6 +9,9 @@ from ._layers import SigmoidTopK as SigmoidTopK
 from .moe import MoE as MoE
 from .moe import MoEOutput as MoEOutput
 from .moe import Router as Router
+from .neighbors import Neighbors as Neighbors
+from .neighbors import SoftNeighbors as SoftNeighbors
+from .neighbors import neighbors_loss as neighbors_loss
 from .sae import SparseAutoencoder as SparseAutoencoder
 from .sae import SparseAutoencoderConfig as SparseAutoencoderConfig
 from .sae import SparseAutoencoderMetrics as SparseAutoencoderMetrics
