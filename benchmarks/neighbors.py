@@ -34,6 +34,7 @@ from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 from benchmarks import common
 from benchmarks.rivals.neighbors import gumbel_subset, neural_sort
+from benchmarks.style import panels, styled
 from khot.bench import markdown_table
 from khot.sklearn import KHotNeighborhood
 
@@ -266,6 +267,7 @@ def report(rows: Iterable[Row]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+@styled
 def draw(plan: Plan) -> Figure:
     """Return digits in two dimensions: the test rows of the first split under three maps."""
     x, y = load_digits(return_X_y=True)
@@ -276,18 +278,17 @@ def draw(plan: Plan) -> Figure:
         "KHotNeighborhood, linear": khot_map(2, plan.steps),
         "KHotNeighborhood, network": khot_map(2, plan.steps, hidden=NETWORK),
     }
-    figure = Figure(figsize=(11, 3.2), layout="constrained")
-    for axis, (name, model) in zip(figure.subplots(1, len(maps)), maps.items(), strict=True):
+    figure, grid = panels(2, 2, 9.0)
+    for axis, (name, model) in zip(grid.flat, maps.items(), strict=True):
         accuracy = scores(model, data, "accuracy")[0][5]
         z = model.transform(data.test)
         low, high = np.quantile(z, 0.01, axis=0), np.quantile(z, 0.99, axis=0)
         axis.scatter(*z.T, c=data.test_y, cmap="tab10", s=5, linewidths=0)
         for digit in range(10):
             middle = np.median(z[data.test_y == digit], axis=0)
-            box = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1}
-            axis.text(*middle, str(digit), ha="center", va="center", fontweight="bold", bbox=box)
+            axis.text(*middle, str(digit), ha="center", va="center", fontweight="bold", fontsize=15)
         axis.set(xticks=[], yticks=[], xlim=(low[0], high[0]), ylim=(low[1], high[1]))
-        axis.set_title(f"{name}: 5-NN {accuracy:.1%}", fontsize=9)
+        axis.set_title(f"{name}: 5-NN {accuracy:.1%}")
     return figure
 
 
@@ -320,7 +321,7 @@ def main() -> int:
         rows = read(at.results / "neighbors.csv")  # as rounded there, so that the table is that of the file
         common.write_table(at.tables / "neighbors.md", report(rows))
     if not is_interrupted:
-        common.save(draw(plan), at.images / "neighbors.svg")
+        common.write_picture(at.images / "neighbors.svg", draw(plan))
     common.show(args, rows, report(rows) if rows else "")
     return 130 if is_interrupted else 0
 
