@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+import khot
 from khot import _torch
 
 DELETE = """
@@ -63,8 +64,6 @@ def test_every_private_name_is_listed():
     import re
     from pathlib import Path
 
-    import khot
-
     private = re.compile(r"torch(\.\w+)*\._(?!_)\w+|from torch[\w.]*\._\w+|from torch[\w.]* import .*\b_\w+")
     root = Path(khot.__file__).parent
     found = [
@@ -95,3 +94,40 @@ def test_under_torch_func_the_function_is_applied_as_without_it():
     torch.testing.assert_close(hessian, by_autograd, rtol=1e-12, atol=1e-14)
     assert torch.autograd.gradcheck(op, (x,), check_forward_ad=True)
     assert torch.autograd.gradgradcheck(op, (x,))
+
+
+@pytest.mark.parametrize("k", [2, torch.tensor(1.5, dtype=torch.float64, requires_grad=True)])
+def test_ordinary_tensors_skip_the_python_part_of_apply_with_the_same_result(k, monkeypatch):
+    """`apply_plain` leaves out the unwrapping of torch.func's tensors, which ordinary tensors do not need."""
+    from khot.ops import _topk
+
+    x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    upstream = torch.randn(3, 5, dtype=torch.float64)
+    inputs = (x, k) if isinstance(k, torch.Tensor) else (x,)
+
+    def results():
+        y = khot.sigmoid_topk(x, k, temperature=0.7)
+        first = torch.autograd.grad(y, inputs, upstream, create_graph=True)
+        return [y, *first, *torch.autograd.grad(first[0].square().sum(), inputs)]
+
+    calls = []
+    quick = _topk._apply_plain
+    monkeypatch.setattr(_topk, "_apply_plain", lambda *rest: calls.append(rest) or quick(*rest))
+    by_short_cut = results()
+    assert calls, "the short cut is taken"
+    monkeypatch.setattr(_topk, "_apply_plain", _topk._TopK.apply)
+    for one, other in zip(by_short_cut, results(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_tensor_that_escaped_from_torch_func_takes_the_ordinary_way():
+    kept = []
+
+    def keep(t):
+        kept.append(t * 1)
+        return t.sum()
+
+    torch.func.grad(keep)(torch.randn(4))
+    (escaped,) = kept
+    expected = khot.sigmoid_topk(torch.tensor(escaped.tolist(), requires_grad=True), 2)
+    torch.testing.assert_close(khot.sigmoid_topk(escaped, 2), expected.detach())

@@ -33,7 +33,7 @@ def to_rows(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, dim: int, dty
     if mask is not None:
         mask = last(mask if mask.shape == x.shape else mask.expand(x.shape), dim)
     x = last(x if x.dtype == dtype else x.to(dtype), dim)
-    k = per_row(k, x) if isinstance(k, Tensor) else float(k)
+    k = per_row(k, x) if type(k) is not int and isinstance(k, Tensor) else float(k)  # isinstance is slow
     return Rows(x, k, _positive(temperature, x), mask)
 
 
@@ -69,7 +69,7 @@ def _positive(temperature: PerRow, x: Tensor) -> PerRow:
     1e-50 would round to 0 in float32, and (x − τ)/0 has no sign; the smallest normal number is hard enough.
     """
     least, most = _NORMAL[x.dtype]
-    if isinstance(temperature, Tensor):
+    if type(temperature) is not float and isinstance(temperature, Tensor):
         rows = per_row(temperature, x)
         return torch.where(rows > 0, rows.clamp(least, most), torch.nan)
     temperature = float(temperature)

@@ -78,6 +78,12 @@ def derive(function: type[torch.autograd.Function], *arguments: Any) -> Any:
         return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
 
 
+def apply_plain(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """Return an `apply` for ordinary tensors while no transform is active: it has nothing to unwrap or to bind."""
+    quick: Callable[..., Any] = getattr(super(torch.autograd.Function, function), "apply", function.apply)
+    return quick
+
+
 @contextmanager
 def next_level() -> Iterator[None]:
     """Let an autograd kernel call its op again: this level is done, and the levels below it differentiate."""

@@ -1,6 +1,6 @@
 """The threshold ops: the short cut around the dispatcher, the derivatives, and the table of backends."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -73,12 +73,15 @@ def topk(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf) -> Ten
 
     x is (…, n) float32 or float64; k and T are numbers or (…) float64; the mask is (…, n) or None.
     """
+    if is_plain(x, k, temperature, mask):
+        if not _differentiates(x, k, temperature):
+            return _cpu_topk(x, k, temperature, mask, cdf)
+        return cast(Tensor, _apply_plain(x, k, temperature, mask, cdf, True))
     if is_watched():
         return _topk(x, per_row(k, x), per_row(temperature, x), mask, cdf.name)
     if not _differentiates(x, k, temperature):
         return _solve(x, k, temperature, mask, cdf)
-    y: Tensor = _TopK.apply(x, k, temperature, mask, cdf)
-    return y
+    return cast(Tensor, _TopK.apply(x, k, temperature, mask, cdf))
 
 
 def margin(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, costs: Costs, cdf: Cdf) -> Tensor:
@@ -108,9 +111,7 @@ def hard_topk(x: Tensor, k: PerRow, mask: Mask) -> Tensor:
 
 
 def _solve(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf) -> Tensor:
-    """Return y by the CPU's kernel, or by the op below autograd."""
-    if is_plain(x, k, temperature, mask):
-        return _cpu_topk(x, k, temperature, mask, cdf)
+    """Return y by the op below autograd."""
     k, temperature = per_row(k, x), per_row(temperature, x)
     with _torch.next_level():
         return _topk(x, k, temperature, mask, cdf.name)
@@ -140,13 +141,15 @@ class _TopK(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf | str) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf | str, plain: bool = False
+    ) -> Tensor:
         ctx.cdf, needs = _law(cdf), ctx.needs_input_grad
-        y = _solve(x, k, temperature, mask, ctx.cdf)
+        y = (_cpu_topk if plain else _solve)(x, k, temperature, mask, ctx.cdf)
         ctx.temperature = None if needs[2] else temperature  # a number, or a tensor of khot's own that nobody changes
         rest = (x, k, mask) if needs[1] else ()
         ctx.save_for_backward(y, temperature if needs[2] else None, *rest)
-        if transforms_active() or forward_level(forward_ad) >= 0:
+        if not plain and (transforms_active() or forward_level(forward_ad) >= 0):
             ctx.set_materialize_grads(False)  # `jvp` asks for the margins only if k has a tangent
             ctx.save_for_forward(y, *(t if isinstance(t, Tensor) else None for t in (temperature, x, k, mask)))
         return y
@@ -154,13 +157,13 @@ class _TopK(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
         if g is None:
-            return None, None, None, None, None
+            return None, None, None, None, None, None
         y, heat, *rest = ctx.saved_tensors
         temperature = ctx.temperature if heat is None else heat
         if heat is None and not rest and not torch.is_grad_enabled():
-            return _pull(g, y, temperature, ctx.cdf), None, None, None, None
+            return _pull(g, y, temperature, ctx.cdf), None, None, None, None, None
         dx, dk, dt = implicit.pull_value(g, _at_value(y, temperature, ctx.cdf, *rest))
-        return dx, dk if rest else None, None if heat is None else dt, None, None
+        return dx, dk if rest else None, None if heat is None else dt, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, dx: Tensor | None, dk: Tensor | None, dt: Tensor | None, *_: None) -> Tensor:
@@ -168,6 +171,9 @@ class _TopK(torch.autograd.Function):
         with _torch.next_tangents():
             at = _at_value(y, ctx.temperature if heat is None else heat, ctx.cdf, *(() if dk is None else rest))
             return implicit.push_value(*_tangents(y, dx, dk, dt), at)
+
+
+_apply_plain = _torch.apply_plain(_TopK)
 
 
 def _at_value(y: Tensor, temperature: PerRow, cdf: Cdf, *solved: Any) -> implicit.Linear:
