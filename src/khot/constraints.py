@@ -8,10 +8,7 @@ from torch.distributions.constraint_registry import transform_to
 from .relaxations import sigmoid_topk as _sigmoid_topk
 
 __all__ = ["SigmoidTopKTransform", "capped_simplex", "k_hot"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 class _OfSize(constraints.Constraint):

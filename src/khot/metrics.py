@@ -6,10 +6,7 @@ from torch import Tensor
 from . import _check, _shape
 
 __all__ = ["chamfer_cosine"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 def chamfer_cosine(selected: Tensor, target: Tensor) -> Tensor:

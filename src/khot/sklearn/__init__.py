@@ -12,7 +12,4 @@ from ._selector import find_task as find_task
 from ._selector import number_of_features as number_of_features
 
 __all__ = ["KSVD", "KHotNeighborhood", "KHotRegressor", "KHotSelector"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
