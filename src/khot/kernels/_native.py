@@ -21,9 +21,12 @@ _NUMBERS = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "int": ctypes.
 _NUMBERS["uint32_t"] = ctypes.c_uint32
 
 
-def _declared(header: str) -> tuple[dict[str, Any], dict[str, tuple[list[Any], Any]]]:
-    """Return the structures that native/khot.h declares, and the types of each function's arguments and result."""
-    text = re.sub(r"/\*.*?\*/", "", header, flags=re.DOTALL)
+def _declared(header: Path) -> tuple[dict[str, Any], dict[str, tuple[list[Any], Any]]]:
+    """Return the structures that native/khot.h declares, and the types of each function's arguments and result.
+
+    A program that was packed with khot's Python files alone has no header, and no library to call.
+    """
+    text = re.sub(r"/\*.*?\*/", "", header.read_text(encoding="utf-8") if header.exists() else "", flags=re.DOTALL)
     structures: dict[str, Any] = {}
 
     def kind(name: str, star: str) -> Any:
@@ -39,8 +42,10 @@ def _declared(header: str) -> tuple[dict[str, Any], dict[str, tuple[list[Any], A
     return structures, {name: ([kind(*of) for of in arguments[name]], _NUMBERS.get(to)) for to, name, _ in functions}
 
 
-_STRUCTURES, _SIGNATURES = _declared((HERE / "native" / "khot.h").read_text(encoding="utf-8"))
-_Rows, _Draws, _Signals = (_STRUCTURES[name] for name in ("khot_rows", "khot_draws", "khot_signals"))
+_STRUCTURES, _SIGNATURES = _declared(HERE / "native" / "khot.h")
+_Rows: Any = _STRUCTURES.get("khot_rows")
+_Draws: Any = _STRUCTURES.get("khot_draws")
+_Signals: Any = _STRUCTURES.get("khot_signals")
 
 
 def _load() -> tuple[Any, str]:
@@ -89,18 +94,25 @@ def native_topk(
     x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: str = "sigmoid", path: int = WIDE
 ) -> Tensor:
     """Return y = F(z), as `_math.threshold.topk`; `k` and `temperature` may be numbers."""
-    x = x.contiguous()
-    y = torch.empty_like(x)
-    if y.numel():
-        _solve("khot_topk", x, k, temperature, mask, path, CDFS[cdf], y.data_ptr())
-    return y
+    return _solve("khot_topk", x, k, temperature, mask, path, CDFS[cdf])
 
 
 def _solve(
-    name: str, x: Tensor, k: Any, temperature: Any, mask: Mask, path: int, cdf: int, *outputs: int | None
-) -> None:
-    """Call one of the functions that take rows."""
-    n = x.shape[-1]
+    name: str,
+    x: Tensor,
+    k: Any,
+    temperature: Any,
+    mask: Mask,
+    path: int,
+    cdf: int = 0,
+    inputs: tuple[int, ...] = (),
+    outputs: tuple[int | None, ...] = (),
+) -> Tensor:
+    """Return what a function of rows writes, a tensor like x; it may take more inputs, and write to more outputs."""
+    x, n = x.contiguous(), x.shape[-1]
+    result = torch.empty_like(x)
+    if not result.numel():
+        return result
     k, k_address, k_stride, k_of_all = _column(k)
     temperature, address, stride, of_all = _column(temperature)
     mask, mask_address, mask_row_stride, mask_stride = _mask(mask, n)
@@ -108,7 +120,8 @@ def _solve(
         x.data_ptr(), x.numel() // n, n, k_address, k_stride, address, stride, mask_address, mask_row_stride,
         mask_stride, k_of_all, of_all, _DTYPES[x.dtype], torch.get_num_threads(), path, cdf,
     )  # fmt: skip
-    getattr(LIBRARY, name)(rows, *outputs)
+    getattr(LIBRARY, name)(rows, *inputs, result.data_ptr(), *outputs)
+    return result
 
 
 def margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Mask, path: int = WIDE) -> Tensor:
@@ -116,17 +129,13 @@ def margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Mask, path: int = WI
 
     The kernel leaves rows with an infinite threshold, or one that is decided by numbers too small to be summed, to it.
     """
-    x, n = x.contiguous(), x.shape[-1]
-    z = torch.empty_like(x)
-    if not z.numel():
-        return z
-    is_left = torch.empty(z.numel() // n, dtype=torch.bool, device="cpu")
-    _solve("khot_sigmoid_margin", x, k, temperature, mask, path, CDFS["sigmoid"], z.data_ptr(), is_left.data_ptr())
+    is_left = torch.zeros(x.shape[:-1].numel(), dtype=torch.bool, device="cpu")
+    z = _solve("khot_sigmoid_margin", x, k, temperature, mask, path, outputs=(is_left.data_ptr(),))
     if bool(is_left.any()):
         scores, size, heat = (t.reshape(len(is_left), -1)[is_left] for t in (x, k, temperature))
-        allowed = None if mask is None else mask.reshape(-1, n)[is_left]
+        allowed = None if mask is None else mask.reshape(-1, x.shape[-1])[is_left]
         rest = threshold.margin(scores, size[:, 0], heat[:, 0], allowed, None, SIGMOID, early_stop=True)
-        z.view(-1, n)[is_left] = rest
+        z.view(-1, x.shape[-1])[is_left] = rest
     return z
 
 
@@ -134,21 +143,13 @@ def native_pull(
     g: Tensor, y: Tensor, temperature: PerRow, dk: Tensor | None = None, cdf: str = "sigmoid", path: int = WIDE
 ) -> Tensor:
     """Return the cotangent of x for that of y; write that of k to `dk` if it is given."""
-    g, y = (g if g.dtype == y.dtype else g.to(y.dtype)).contiguous(), y.contiguous()
-    dx = torch.empty_like(y)
-    if dx.numel():
-        address = None if dk is None else dk.data_ptr()
-        _solve("khot_topk_pull", y, 0.0, temperature, None, path, CDFS[cdf], g.data_ptr(), dx.data_ptr(), address)
-    return dx
+    g, address = (g if g.dtype == y.dtype else g.to(y.dtype)).contiguous(), None if dk is None else dk.data_ptr()
+    return _solve("khot_topk_pull", y, 0.0, temperature, None, path, CDFS[cdf], (g.data_ptr(),), (address,))
 
 
 def hard_topk(x: Tensor, k: PerRow, mask: Mask, path: int = WIDE) -> Tensor:
     """Return what `_math.select.k_hot` does."""
-    x = x.contiguous()
-    out = torch.empty_like(x)
-    if out.numel():
-        _solve("khot_hard_topk", x, k, 1.0, mask, path, 0, out.data_ptr())
-    return out
+    return _solve("khot_hard_topk", x, k, 1.0, mask, path)
 
 
 def pivotal(
