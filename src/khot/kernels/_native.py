@@ -129,9 +129,9 @@ def margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Mask, path: int = WI
 
     The kernel leaves rows with an infinite threshold, or one that is decided by numbers too small to be summed, to it.
     """
-    is_left = torch.zeros(x.shape[:-1].numel(), dtype=torch.bool, device="cpu")
+    is_left = torch.empty(x.shape[:-1].numel(), dtype=torch.bool, device="cpu")
     z = _solve("khot_sigmoid_margin", x, k, temperature, mask, path, outputs=(is_left.data_ptr(),))
-    if bool(is_left.any()):
+    if z.numel() and bool(is_left.any()):
         scores, size, heat = (t.reshape(len(is_left), -1)[is_left] for t in (x, k, temperature))
         allowed = None if mask is None else mask.reshape(-1, x.shape[-1])[is_left]
         rest = threshold.margin(scores, size[:, 0], heat[:, 0], allowed, None, SIGMOID, early_stop=True)
