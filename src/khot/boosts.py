@@ -9,11 +9,14 @@ from torch import Tensor
 from . import _check
 
 __all__ = ["Boost", "double_exp", "linear"]
-__dir__ = __all__.copy
 
 Boost = Callable[[Tensor, Tensor], Tensor]
 """A function of two scores (a, b), elementwise, to the logit of the weight of a."""
 _LARGEST = 80.0  # e^80 is still a float32, and σ(80) is 1
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def double_exp(base: float = 20.0) -> Boost:

@@ -8,7 +8,10 @@ from torch.distributions.constraint_registry import transform_to
 from .relaxations import sigmoid_topk as _sigmoid_topk
 
 __all__ = ["SigmoidTopKTransform", "capped_simplex", "k_hot"]
-__dir__ = __all__.copy
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 class _OfSize(constraints.Constraint):

@@ -6,7 +6,10 @@ from torch import Tensor
 from . import _check, _shape
 
 __all__ = ["chamfer_cosine"]
-__dir__ = __all__.copy
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def chamfer_cosine(selected: Tensor, target: Tensor) -> Tensor:

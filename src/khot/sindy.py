@@ -15,10 +15,13 @@ from .coding import Criterion, SplicePath, bic, ebic, splice, splice_path
 BaseOptimizer: Any = require("pysindy.optimizers", extra="sindy").BaseOptimizer
 
 __all__ = ["KHotOptimizer", "floored_ebic"]
-__dir__ = __all__.copy
 
 FLOOR = 0.05  # of ‖ẋ‖, below which residuals are taken for errors of the differentiation
 MOST = 10  # terms of an equation up to which k="auto" and `total` look, if `max_k` does not say otherwise
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def floored_ebic(loss: Tensor, k: Tensor, rows: float, columns: int) -> Tensor:

@@ -4,4 +4,7 @@ from ._beam_search import beam_search
 from ._routers import swap_routers
 
 __all__ = ["beam_search", "swap_routers"]
-__dir__ = __all__.copy
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -20,11 +20,14 @@ from ..relaxations import Relaxation, ordered_topk, sigmoid_topk
 from ._precision import KeepsPrecision, shown, wide_dtype
 
 __all__ = ["Neighbors", "SoftNeighbors", "cosine", "euclidean", "neighbors_loss", "squared_euclidean"]
-__dir__ = __all__.copy
 
 CHUNK = 2**22  # distances that are computed at once while candidates are searched: 16 MB in float32
 Number = float | Tensor
 Metric = Callable[[Tensor, Tensor], Tensor]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def squared_euclidean(queries: Tensor, keys: Tensor) -> Tensor:

@@ -8,9 +8,12 @@ from torch import Tensor, nn
 from .. import _check
 
 __all__ = ["Schedule", "geometric", "linear"]
-__dir__ = __all__.copy
 
 Shape = Callable[[float, float, float], float]  # start, end and the fraction of the way to a value
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def geometric(start: float, end: float, fraction: float) -> float:

@@ -13,9 +13,12 @@ from ..relaxations import hard_topk, sigmoid_topk
 from ..relaxations import straight_through as straight
 
 __all__ = ["Selector", "hard", "sampled", "soft", "straight_through"]
-__dir__ = __all__.copy
 
 Number = float | Tensor
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 class Selector(Protocol):

@@ -12,4 +12,7 @@ from ._selector import find_task as find_task
 from ._selector import number_of_features as number_of_features
 
 __all__ = ["KSVD", "KHotNeighborhood", "KHotRegressor", "KHotSelector"]
-__dir__ = __all__.copy
+
+
+def __dir__() -> list[str]:
+    return __all__
