@@ -29,9 +29,8 @@ Options:
 """
 
 
-def main() -> None:
-    """Run the command line."""
-    first, *more = sys.argv[1:] or ["--help"]
+def answer(first: str) -> None:
+    """Print what needs no torch (help, the version, a typing error) and exit; return if it is a command."""
     if first in ("--help", "-h"):
         print(HELP.format(commands="\n".join(f"  {name:<9}{what}" for name, (_, what) in COMMANDS.items())), end="")
     elif first == "--version":
@@ -41,7 +40,16 @@ def main() -> None:
         hint = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(COMMANDS)}."
         print(f"khot: there is no command {first!r}: {hint}", file=sys.stderr)
         sys.exit(2)
-    elif first == "info" and not more:
+    else:
+        return
+    sys.exit()
+
+
+def main() -> None:
+    """Run the command line."""
+    first, *more = sys.argv[1:] or ["--help"]
+    answer(first)
+    if first == "info" and not more:
         from khot.cli import info
 
         info()

@@ -1,5 +1,13 @@
 """khot: everything softmax does for one-hot, done for k-hot."""
 
+import sys as _sys
+
+# `python -m khot --help` answers before torch is imported.
+if _sys.argv[:1] == ["-m"] and _sys.orig_argv[-len(_sys.argv) :][:1] == ["khot"]:
+    import khot_cli as _command
+
+    _command.answer((*_sys.argv[1:], "--help")[0])
+
 from . import boosts as boosts
 from . import coding as coding
 from . import constraints as constraints

@@ -139,7 +139,7 @@ def test_interrupted_command_prints_what_it_has(monkeypatch, tmp_path):
         results = [Result(name=BASELINE, contender=CONTENDERS[BASELINE], skipped="interrupted before it was measured")]
         return bench.Report(settings=settings, results=results, interrupted=True)
 
-    monkeypatch.setattr("khot.cli._bench.measure", interrupted)
+    monkeypatch.setattr("khot.bench.measure", interrupted)
     file = tmp_path / "out.csv"
     done = run("--csv", str(file))
     assert done.exit_code == 130

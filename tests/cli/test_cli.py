@@ -56,10 +56,36 @@ def test_info_needs_no_extra():
     assert f"cpu: {khot.kernels.status()['cpu']}" in done.stdout
 
 
+def khot_module(*words):
+    """Run `python -m khot`; Python then says on stderr which modules it imported."""
+    command = [sys.executable, "-X", "importtime", "-m", "khot", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    return done, imported
+
+
 @pytest.mark.slow
 def test_module_is_the_command():
     done = subprocess.run([sys.executable, "-m", "khot", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"khot {khot.__version__}\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "code"), [((), 0), (("--help",), 0), (("--version",), 0), (("selct",), 2)])
+def test_module_answers_without_torch_as_the_command_does(words, code):
+    done, imported = khot_module(*words)
+    assert done.returncode == code
+    assert done.stdout == khot_command(words).stdout
+    assert "khot_cli" in imported
+    assert "torch" not in imported
+
+
+@pytest.mark.slow
+def test_module_runs_commands():
+    done, imported = khot_module("info")
+    assert done.returncode == 0
+    assert done.stdout == khot_command(["info"]).stdout
+    assert "torch" in imported  # the negative control of the test above
 
 
 @pytest.mark.slow

@@ -174,3 +174,14 @@ def test_failed_allocation_is_a_memory_error_not_an_abort(name):
 def test_orders_are_those_of_the_reference():
     keys = torch.tensor([3, -5, 2**62])
     assert torch.equal(_native.order(keys, 700), noise.order(keys, 700))
+
+
+@pytest.mark.slow
+def test_python_files_alone_run_without_header_and_library(tmp_path):
+    """What tools that pack a program take along: no khot.h, no libkhot."""
+    names = [name for name in sys.path if name.endswith("site-packages")]
+    shutil.copytree(_native.HERE.parent, tmp_path / "khot", ignore=shutil.ignore_patterns("native", "libkhot*"))
+    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, *{names!r}]; import torch, khot; print(khot.__file__); "
+    code += "print(khot.sigmoid_topk(torch.zeros(4), 2).tolist(), khot.kernels.status()['cpu'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.startswith(f"{tmp_path}/khot/__init__.py\n[0.5, 0.5, 0.5, 0.5] eager torch")

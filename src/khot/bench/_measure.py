@@ -13,10 +13,11 @@ import ctypes
 import gc
 import math
 import os
+import platform
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -27,6 +28,7 @@ import torch
 from torch import Tensor
 from torch.autograd.profiler import profile
 
+from ..kernels import status
 from ._contenders import Contender
 
 TICK = 2e-3  # seconds that a sample lasts at the least: thousands of times the clock's resolution
@@ -68,6 +70,26 @@ class Settings:
     def clock(self) -> str:
         """Which clock is used."""
         return "process CPU time" if self.threads == 1 and self.device == "cpu" else "wall time"
+
+
+def threads(count: int) -> str:
+    """Return the number with its noun."""
+    return f"{count} thread{'s' * (count != 1)}"
+
+
+def environment() -> dict[str, str]:
+    """Return what the figures depend on besides the settings."""
+    cpu = platform.processor() or platform.machine()
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    malloc = " ".join(f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith("MALLOC_"))
+    return {
+        "kernel": status().get("cpu", "unknown"),
+        "malloc": malloc or "default",
+        "torch": torch.__version__,
+        "cpu": f"{cpu}, {os.cpu_count()} cores",
+    }
 
 
 class Timing(NamedTuple):

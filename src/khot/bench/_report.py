@@ -4,19 +4,12 @@ import csv
 import io
 import json
 import math
-import os
-import platform
 from collections.abc import Iterable
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-import torch
-
 from .._extras import require
-from ..kernels import status
 from ._contenders import BASELINE
-from ._measure import Report
+from ._measure import Report, environment, threads
 
 COLUMNS = (
     *("name", "kind", "what", "shape", "k", "dtype", "device", "threads", "compiled", "clock"),
@@ -29,21 +22,6 @@ COLUMNS = (
 HEADINGS = ("contender", "forward", "× khot", "forward + backward", "× khot", "memory", "|Σ−k|", "range", "NaN")
 NARROW = 5  # how many of them a narrow terminal has
 WIDE = 130  # columns of a terminal that has them all
-
-
-def environment() -> dict[str, str]:
-    """Return what the figures depend on besides the settings."""
-    cpu = platform.processor() or platform.machine()
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    malloc = " ".join(f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith("MALLOC_"))
-    return {
-        "kernel": status().get("cpu", "unknown"),
-        "malloc": malloc or "default",
-        "torch": torch.__version__,
-        "cpu": f"{cpu}, {os.cpu_count()} cores",
-    }
 
 
 def records(report: Report) -> list[dict[str, Any]]:
@@ -130,11 +108,6 @@ def caption(report: Report) -> str:
     text = f"{'×'.join(map(str, s.shape))}, k = {s.k:g}, {dtype}; {how}; {where}; torch {around['torch']}"
     text += f"; {around['malloc']}" * (around["malloc"] != "default")
     return text + "; interrupted, partial" * report.interrupted
-
-
-def threads(count: int) -> str:
-    """Return the number with its noun."""
-    return f"{count} thread{'s' * (count != 1)}"
 
 
 def _measured(report: Report) -> list[dict[str, Any]]:

@@ -11,21 +11,8 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from .. import bench as job
 from .._files import check_writable, write
-from ..bench import (
-    BASELINE,
-    CONTENDERS,
-    WIDE,
-    Contender,
-    Report,
-    Settings,
-    conclusion,
-    measure,
-    records,
-    to_csv,
-    to_json,
-    to_table,
-)
 from ._show import console, fail, progress, table
 
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
@@ -62,7 +49,7 @@ def bench(
 
     khot bench --list
     """
-    known = CONTENDERS | (_imported(also) if also else {})
+    known = job.CONTENDERS | (_imported(also) if also else {})
     if listing:
         lines = []
         for name, c in known.items():
@@ -76,23 +63,23 @@ def bench(
         if csv is not None:
             check_writable(csv)
         with progress("starting") as on_progress:
-            report = measure(contenders, settings, on_progress)
+            report = job.measure(contenders, settings, on_progress)
     except ValueError as problem:
         fail("bench", str(problem))
     except (RuntimeError, MemoryError) as error:  # contenders' own failures are reasons in the report
         fail("bench", f"--shape must fit into memory; got {shape}: {str(error).splitlines()[0]}")
-    rows = records(report)
+    rows = job.records(report)
     if json:
-        typer.echo(to_json(rows))
+        typer.echo(job.to_json(rows))
     else:
         _show(report)
     if csv is not None:
-        write(csv, to_csv(rows))
+        write(csv, job.to_csv(rows))
     if report.interrupted:
         raise typer.Exit(130)
 
 
-def _settings(shape: str, k: str, dtype: str, device: str, threads: int, compiled: bool, budget: float) -> Settings:
+def _settings(shape: str, k: str, dtype: str, device: str, threads: int, compiled: bool, budget: float) -> job.Settings:
     if not re.fullmatch(r"[1-9]\d*([x×][1-9]\d*)*", shape):
         fail("bench", f"--shape must be positive integers joined by x, such as 4096x64; got {shape!r}")
     sizes = tuple(map(int, re.split("[x×]", shape)))
@@ -107,7 +94,7 @@ def _settings(shape: str, k: str, dtype: str, device: str, threads: int, compile
     if device != "cpu" and not torch.cuda.is_available():
         fail("bench", f"--device {device} needs a CUDA build of torch and a GPU; torch.cuda.is_available() is False")
     where: dict[str, Any] = {"dtype": DTYPES[dtype], "device": device, "threads": threads}
-    return Settings(shape=sizes, k=_count(k, sizes[-1]), compile=compiled, budget=budget, **where)
+    return job.Settings(shape=sizes, k=_count(k, sizes[-1]), compile=compiled, budget=budget, **where)
 
 
 def _count(text: str, n: int) -> float:
@@ -120,9 +107,9 @@ def _count(text: str, n: int) -> float:
     return int(value) if value == int(value) else value
 
 
-def _imported(places: list[str]) -> dict[str, Contender]:
+def _imported(places: list[str]) -> dict[str, job.Contender]:
     """Import the mappings that `--also` names; modules in the current folder are found too."""
-    found: dict[str, Contender] = {}
+    found: dict[str, job.Contender] = {}
     sys.path.append(os.getcwd())
     for place in places:
         module, _, name = place.partition(":")
@@ -130,27 +117,27 @@ def _imported(places: list[str]) -> dict[str, Contender]:
             found |= getattr(import_module(module), name)
         except (ImportError, AttributeError, ValueError, TypeError) as problem:
             fail("bench", f"--also must be MODULE:NAME of a dict of khot.bench.Contender; got {place!r}: {problem}")
-    if any(not isinstance(contender, Contender) for contender in found.values()):
+    if any(not isinstance(contender, job.Contender) for contender in found.values()):
         fail("bench", f"--also must name dicts of khot.bench.Contender; got other values in {', '.join(places)}")
     return found
 
 
-def _contenders(known: dict[str, Contender], names: list[str]) -> dict[str, Contender]:
+def _contenders(known: dict[str, job.Contender], names: list[str]) -> dict[str, job.Contender]:
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
             hint = f"did you mean {' or '.join(near)}?" if near else "khot bench --list names them all"
             fail("bench", f"--op must be a known contender; got {name!r}: {hint}")
-    return {name: known[name] for name in dict.fromkeys((BASELINE, *names))}
+    return {name: known[name] for name in dict.fromkeys((job.BASELINE, *names))}
 
 
-def _show(report: Report) -> None:
+def _show(report: job.Report) -> None:
     show = console()
     if not show.is_terminal and "COLUMNS" not in os.environ:
         show.width = 140  # nothing limits it
-    show.print(to_table(report, show.width))
+    show.print(job.to_table(report, show.width))
     legend = "Times are medians. × khot: above 1 is slower than sigmoid_topk. – does not apply."
-    if show.width >= WIDE:
+    if show.width >= job.WIDE:
         legend += " In brackets: 20th and 80th percentile. Memory: peak of a forward call in units of the input. "
         legend += "|Σ−k|: relative, worst row. range: entries outside [0, 1]."
     show.print(legend, style="dim")
@@ -158,5 +145,5 @@ def _show(report: Report) -> None:
         said = (result.skipped and f"skipped: {result.skipped}", result.note, *result.flags)
         if any(said):
             show.print(f"{result.name}: {'; '.join(filter(None, said))}")
-    if said_last := conclusion(report):
+    if said_last := job.conclusion(report):
         show.print(said_last, style="bold")

@@ -21,14 +21,7 @@ HEAD = (
     '<meta http-equiv="Content-Security-Policy" '
     "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">"
 )
-COLORS = {
-    "ink": "#010101",
-    "dim": "#020202",
-    "line": "#030303",
-    "mark": "#040404",
-    "other": "#050505",
-    "warm": "#060606",
-}
+COLORS = {name: f"#{i:02}{i:02}{i:02}" for i, name in enumerate(("ink", "dim", "line", "mark", "other", "warm"), 1)}
 """What matplotlib draws with; in the page they become the variables of report.css, which differ in light and dark."""
 CURVES = (("mark", "-"), ("warm", "--"))  # curves differ without colours too
 BLUE = (0.2, 0.55, 0.8)  # of pictures, whose cells differ in opacity: it is seen on white and on black

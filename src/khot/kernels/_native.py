@@ -2,6 +2,7 @@
 
 import ctypes
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,66 +17,35 @@ HERE = Path(__file__).parent
 WIDE, PORTABLE = 1, 0  # the path: the widest vectors this machine has, or one lane at a time
 CDFS = {"sigmoid": 0, "laplace": 1, "euclidean": 2}  # the cdfs of native/khot.h
 _DTYPES = {torch.float32: 0, torch.float64: 1}
-_POINTER, _LONG, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_double
-_KINDS = {"pointer": _POINTER, "int64_t": _LONG, "int32_t": _INT, "double": _DOUBLE}
+_NUMBERS = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "int": ctypes.c_int32, "double": ctypes.c_double}
+_NUMBERS["uint32_t"] = ctypes.c_uint32
 
 
-def _fields(declarations: str) -> list[tuple[str, Any]]:
-    """Return the fields of a ctypes structure that is declared as in native/khot.h."""
-    pairs = (declaration.split(maxsplit=1) for declaration in declarations.split("; "))
-    return [(name, _KINDS[kind]) for kind, names in pairs for name in names.split(", ")]
+def _declared(header: Path) -> tuple[dict[str, Any], dict[str, tuple[list[Any], Any]]]:
+    """Return the structures that native/khot.h declares, and the types of each function's arguments and result.
+
+    A program that was packed with khot's Python files alone has no header, and no library to call.
+    """
+    text = re.sub(r"/\*.*?\*/", "", header.read_text(encoding="utf-8") if header.exists() else "", flags=re.DOTALL)
+    structures: dict[str, Any] = {}
+
+    def kind(name: str, star: str) -> Any:
+        pointer = ctypes.POINTER(structures[name]) if name in structures else ctypes.c_void_p
+        return pointer if star else _NUMBERS[name]
+
+    for body, name in re.findall(r"typedef struct {(.*?)} (\w+);", text, re.DOTALL):
+        lines = re.findall(r"(?:const )?(\w+)(\*?) ([^;]+);", body)
+        fields = [(field, kind(of, star)) for of, star, names in lines for field in names.split(", ")]
+        structures[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
+    functions = re.findall(r"KHOT_API (\w+) (\w+)\((.*?)\)", text, re.DOTALL)
+    arguments = {name: re.findall(r"(\w+)(\*?) \w+(?:,|$)", listed) for _, name, listed in functions}
+    return structures, {name: ([kind(*of) for of in arguments[name]], _NUMBERS.get(to)) for to, name, _ in functions}
 
 
-class _Rows(ctypes.Structure):
-    """`khot_rows` of native/khot.h."""
-
-    _fields_ = _fields(
-        "pointer x; int64_t rows, n; pointer k; int64_t k_stride; pointer temperature; int64_t temperature_stride; "
-        "pointer mask; int64_t mask_row_stride, mask_stride; double k_of_all, temperature_of_all; "
-        "int32_t dtype, threads, path, cdf"
-    )
-
-
-class _Draws(ctypes.Structure):
-    """`khot_draws` of native/khot.h."""
-
-    _fields_ = _fields("pointer p; int64_t rows, n, seed, draws; int32_t is_paired, dtype, threads")
-
-
-class _Signals(ctypes.Structure):
-    """`khot_signals` of native/khot.h."""
-
-    _fields_ = (
-        ("gram", _POINTER),
-        ("rows", _LONG),
-        ("n", _LONG),
-        ("slots", _LONG),
-        ("counts", _POINTER),
-        ("square", _POINTER),
-        ("enough", _POINTER),
-        ("noise", _POINTER),
-        ("dtype", _INT),
-        ("threads", _INT),
-        ("path", _INT),
-    )
-
-
-_ROWS, _DRAWS, _SIGNALS = ctypes.POINTER(_Rows), ctypes.POINTER(_Draws), ctypes.POINTER(_Signals)
-_SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {
-    "khot_abi": ((), ctypes.c_uint32),
-    "khot_has_avx2": ((), _INT),
-    "khot_topk": ((_ROWS, _POINTER), None),  # y
-    "khot_sigmoid_margin": ((_ROWS, _POINTER, _POINTER), None),  # z, is_left
-    "khot_hard_topk": ((_ROWS, _POINTER), None),  # out
-    "khot_topk_pull": ((_ROWS, _POINTER, _POINTER, _POINTER), None),  # g, dx, dk
-    # is_integer, order, stride of the order's rows, is_random, out
-    "khot_pivotal": ((_DRAWS, _POINTER, _POINTER, _LONG, _INT, _POINTER), _INT),
-    "khot_systematic": ((_DRAWS, _POINTER, _POINTER), None),  # k, out
-    "khot_uniform": ((_LONG, _LONG, _LONG, _INT, _POINTER), None),  # seed, stream, count, threads, out
-    "khot_order": ((_POINTER, _LONG, _LONG, _INT, _POINTER), _INT),  # keys, rows, n, threads, out
-    # alpha, atoms, coefs, taken, is_close
-    "khot_pursue": ((_SIGNALS, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER), _INT),
-}
+_STRUCTURES, _SIGNATURES = _declared(HERE / "native" / "khot.h")
+_Rows: Any = _STRUCTURES.get("khot_rows")
+_Draws: Any = _STRUCTURES.get("khot_draws")
+_Signals: Any = _STRUCTURES.get("khot_signals")
 
 
 def _load() -> tuple[Any, str]:
@@ -124,18 +94,25 @@ def native_topk(
     x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: str = "sigmoid", path: int = WIDE
 ) -> Tensor:
     """Return y = F(z), as `_math.threshold.topk`; `k` and `temperature` may be numbers."""
-    x = x.contiguous()
-    y = torch.empty_like(x)
-    if y.numel():
-        _solve("khot_topk", x, k, temperature, mask, path, CDFS[cdf], y.data_ptr())
-    return y
+    return _solve("khot_topk", x, k, temperature, mask, path, CDFS[cdf])
 
 
 def _solve(
-    name: str, x: Tensor, k: Any, temperature: Any, mask: Mask, path: int, cdf: int, *outputs: int | None
-) -> None:
-    """Call one of the functions that take rows."""
-    n = x.shape[-1]
+    name: str,
+    x: Tensor,
+    k: Any,
+    temperature: Any,
+    mask: Mask,
+    path: int,
+    cdf: int = 0,
+    inputs: tuple[int, ...] = (),
+    outputs: tuple[int | None, ...] = (),
+) -> Tensor:
+    """Return what a function of rows writes, a tensor like x; it may take more inputs, and write to more outputs."""
+    x, n = x.contiguous(), x.shape[-1]
+    result = torch.empty_like(x)
+    if not result.numel():
+        return result
     k, k_address, k_stride, k_of_all = _column(k)
     temperature, address, stride, of_all = _column(temperature)
     mask, mask_address, mask_row_stride, mask_stride = _mask(mask, n)
@@ -143,7 +120,8 @@ def _solve(
         x.data_ptr(), x.numel() // n, n, k_address, k_stride, address, stride, mask_address, mask_row_stride,
         mask_stride, k_of_all, of_all, _DTYPES[x.dtype], torch.get_num_threads(), path, cdf,
     )  # fmt: skip
-    getattr(LIBRARY, name)(rows, *outputs)
+    getattr(LIBRARY, name)(rows, *inputs, result.data_ptr(), *outputs)
+    return result
 
 
 def margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Mask, path: int = WIDE) -> Tensor:
@@ -151,17 +129,13 @@ def margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Mask, path: int = WI
 
     The kernel leaves rows with an infinite threshold, or one that is decided by numbers too small to be summed, to it.
     """
-    x, n = x.contiguous(), x.shape[-1]
-    z = torch.empty_like(x)
-    if not z.numel():
-        return z
-    is_left = torch.empty(z.numel() // n, dtype=torch.bool, device="cpu")
-    _solve("khot_sigmoid_margin", x, k, temperature, mask, path, CDFS["sigmoid"], z.data_ptr(), is_left.data_ptr())
-    if bool(is_left.any()):
+    is_left = torch.empty(x.shape[:-1].numel(), dtype=torch.bool, device="cpu")
+    z = _solve("khot_sigmoid_margin", x, k, temperature, mask, path, outputs=(is_left.data_ptr(),))
+    if z.numel() and bool(is_left.any()):
         scores, size, heat = (t.reshape(len(is_left), -1)[is_left] for t in (x, k, temperature))
-        allowed = None if mask is None else mask.reshape(-1, n)[is_left]
+        allowed = None if mask is None else mask.reshape(-1, x.shape[-1])[is_left]
         rest = threshold.margin(scores, size[:, 0], heat[:, 0], allowed, None, SIGMOID, early_stop=True)
-        z.view(-1, n)[is_left] = rest
+        z.view(-1, x.shape[-1])[is_left] = rest
     return z
 
 
@@ -169,21 +143,13 @@ def native_pull(
     g: Tensor, y: Tensor, temperature: PerRow, dk: Tensor | None = None, cdf: str = "sigmoid", path: int = WIDE
 ) -> Tensor:
     """Return the cotangent of x for that of y; write that of k to `dk` if it is given."""
-    g, y = (g if g.dtype == y.dtype else g.to(y.dtype)).contiguous(), y.contiguous()
-    dx = torch.empty_like(y)
-    if dx.numel():
-        address = None if dk is None else dk.data_ptr()
-        _solve("khot_topk_pull", y, 0.0, temperature, None, path, CDFS[cdf], g.data_ptr(), dx.data_ptr(), address)
-    return dx
+    g, address = (g if g.dtype == y.dtype else g.to(y.dtype)).contiguous(), None if dk is None else dk.data_ptr()
+    return _solve("khot_topk_pull", y, 0.0, temperature, None, path, CDFS[cdf], (g.data_ptr(),), (address,))
 
 
 def hard_topk(x: Tensor, k: PerRow, mask: Mask, path: int = WIDE) -> Tensor:
     """Return what `_math.select.k_hot` does."""
-    x = x.contiguous()
-    out = torch.empty_like(x)
-    if out.numel():
-        _solve("khot_hard_topk", x, k, 1.0, mask, path, 0, out.data_ptr())
-    return out
+    return _solve("khot_hard_topk", x, k, 1.0, mask, path)
 
 
 def pivotal(
@@ -241,25 +207,16 @@ def orthogonal(
     support, coefs = torch.zeros(len(x), k, dtype=torch.int64), x.new_zeros(len(x), k)
     taken, is_close = torch.zeros_like(counts), torch.zeros(len(x), dtype=torch.bool)
     signals = _Signals(
-        gram.data_ptr(),
-        len(x),
-        len(atoms),
-        k,
-        counts.data_ptr(),
-        square.data_ptr(),
-        enough.data_ptr(),
-        noise.data_ptr(),
-        _DTYPES[x.dtype],
-        torch.get_num_threads(),
-        path,
-    )
+        gram.data_ptr(), len(x), len(atoms), k, counts.data_ptr(), square.data_ptr(), enough.data_ptr(),
+        noise.data_ptr(), _DTYPES[x.dtype], torch.get_num_threads(), path,
+    )  # fmt: skip
     outputs = (alpha, support, coefs, taken, is_close)
     if LIBRARY.khot_pursue(signals, *(t.data_ptr() for t in outputs)):
         raise MemoryError(f"no memory to choose {k} atoms, {8 * k * (k + 2)} bytes for each thread; use a smaller k")
     return pursuit.finish(x, atoms, pursuit.Support(support, coefs, pursuit.first(k, taken)), is_close)
 
 
-def _draws(p: Tensor, seed: Tensor, draws: int, is_paired: bool) -> _Draws:
+def _draws(p: Tensor, seed: Tensor, draws: int, is_paired: bool) -> Any:
     return _Draws(p.data_ptr(), *p.shape, int(seed), draws, is_paired, _DTYPES[p.dtype], torch.get_num_threads())
 
 

@@ -4,15 +4,9 @@
 the extra `sae`. The model itself is `khot.nn.SparseAutoencoder`.
 """
 
-from ._activations import Activations as Activations
-from ._activations import check_activations as check_activations
-from ._activations import open_activations as open_activations
-from ._run import Run as Run
-from ._run import measure as measure
-from ._run import train as train
-from ._training import HELD_OUT as HELD_OUT
-from ._training import RECIPES as RECIPES
-from ._training import Point as Point
-from ._training import Recipe as Recipe
-from ._training import Trainer as Trainer
-from ._training import Training as Training
+from ._activations import Activations, check_activations, open_activations
+from ._run import Run, measure, train
+from ._training import HELD_OUT, RECIPES, Point, Recipe, Trainer, Training
+
+__all__ = ["HELD_OUT", "RECIPES", "Activations", "Point", "Recipe", "Run", "Trainer", "Training", "check_activations"]
+__all__ += ["measure", "open_activations", "train"]

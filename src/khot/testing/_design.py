@@ -207,12 +207,11 @@ class Laws:
         expected = torch.zeros(2**n, dtype=torch.float64).index_add_(0, code, p.to(torch.float64)) * self.draws
         stray = int(subsets[expected <= 1e-9].sum())
         must(stray == 0, f"{stray} samples of subsets that have probability 0")
-        is_rare = expected < 5
-        groups = [(subsets[~is_rare], expected[~is_rare])]
-        if float(expected[is_rare].sum()) >= 5:
-            groups.append((subsets[is_rare].sum()[None], expected[is_rare].sum()[None]))
-        statistic = sum(float(((o - e).square() / e).sum()) for o, e in groups)
-        if (freedom := sum(len(e) for _, e in groups) - 1) > 0:
+        is_rare = expected < 5  # such subsets count together
+        observed, wanted = (torch.cat((t[~is_rare], t[is_rare].sum()[None])) for t in (subsets, expected))
+        is_counted = wanted >= 5
+        statistic = float(((observed - wanted).square() / wanted)[is_counted].sum())
+        if (freedom := int(is_counted.sum()) - 1) > 0:
             chance = torch.special.gammaincc(torch.tensor(freedom / 2.0), torch.tensor(statistic / 2))
             must(chance > ALPHA / cells, f"χ² of subsets is {statistic:.4g} at {freedom} degrees of freedom")
 
