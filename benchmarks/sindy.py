@@ -237,7 +237,7 @@ def run(
                     yield from compare(name, degree, share, seed, task, solvers)
 
 
-def compare(name: str, degree: int, noise: float, seed: int, task: Task, solvers: Solvers) -> Iterator[Row]:
+def compare(name: str, degree: int, noise: float, seed: int, task: Task, solvers: Solvers = SOLVERS) -> Iterator[Row]:
     wanted = task.truth != 0
     for solve in solvers:
         with warnings.catch_warnings():
