@@ -1,12 +1,12 @@
 """How well hard k-NN predicts after learned maps: `KHotNeighborhood` beside NCA, LMNN, MLKR, PCA, LDA and two rivals.
 
-Accuracy on digits, wine and breast cancer; R² on diabetes and two synthetic sets. Ten splits, 70 % for training. The k
-of the final k-NN, temperature, learning rate and the like are the best on two other splits; so is whether features are
-standardised, for raw k-NN, and then the same for all methods. NeuralSort's and Xie and Ermon's relaxations are our
-re-implementations (rivals/neighbors.py), inside the same network, loss, optimiser and steps. LMNN and MLKR need
+Accuracy on digits, wine and breast cancer; R² on diabetes and two synthetic sets. Ten splits, 70 % for training. The
+k of the final k-NN, temperature, learning rate and the like are the best on two other splits; so is whether features
+are standardised, for raw k-NN, and then the same for all methods. NeuralSort's and Xie and Ermon's relaxations are
+our re-implementations (rivals/neighbors.py), inside the same network, loss, optimiser and steps. LMNN and MLKR need
 metric-learn (pip install '.[bench]'), and are left out without it. `--npz FILE` adds a data set of yours, with arrays
-X and y. Writes results/neighbors.csv, docs/tables/neighbors.md and docs/img/neighbors.svg; about ten minutes on
-one thread. Times are those of the processor.
+X and y; images are in neighbors_images.py. Writes results/neighbors.csv, docs/tables/neighbors.md and
+docs/img/neighbors.svg; about ten minutes on one thread. Times are those of the processor.
 """
 
 from __future__ import annotations
@@ -196,21 +196,21 @@ def scores(model: Any, data: Split, measure: str) -> tuple[dict[int, float], flo
 
 
 def measure_method(
-    name: str, method: Method, x: np.ndarray, y: np.ndarray, kind: str, dims: int, is_scaled: bool, plan: Plan
+    name: str, method: Method, split: Callable[[int], Split], kind: str, dims: int, plan: Plan
 ) -> Iterator[Row]:
-    """Choose setting and k on the tuning splits, and yield a row for each split to report."""
+    """Choose setting and k on the tuning splits, and yield a row for each split to report, by its seed."""
     choices = [dict(zip(method.settings, values, strict=True)) for values in product(*method.settings.values())]
     totals: dict[tuple[int, int], float] = {}
     for i, choice in enumerate(choices):
         for seed in plan.tuning:
-            found, _ = scores(method.make(dims, plan.steps, **choice), split_of(x, y, kind, seed, is_scaled), kind)
+            found, _ = scores(method.make(dims, plan.steps, **choice), split(seed), kind)
             for k, score in found.items():
                 totals[i, k] = totals.get((i, k), 0.0) + score
     best, k = max(totals, key=totals.__getitem__)
     setting = ", ".join(f"{key}={value}" for key, value in choices[best].items())
     for seed in plan.splits:
         model = method.make(dims, plan.steps, **choices[best])
-        found, seconds = scores(model, split_of(x, y, kind, seed, is_scaled), kind)
+        found, seconds = scores(model, split(seed), kind)
         yield Row("", dims, name, seed, kind, found[k], seconds, k, setting)
 
 
@@ -227,11 +227,11 @@ def run(plan: Plan, extra: Path | None = None) -> Iterator[Row]:
     """Yield the rows of every data set and method."""
     for name, (x, y, kind) in sets(extra, plan.rows).items():
         is_scaled = better_scaled(x, y, kind, plan)
-        many = min(MOST, x.shape[1])
+        many, split = min(MOST, x.shape[1]), partial(split_of, x, y, kind, is_scaled=is_scaled)
         jobs = [(many, classifiers(False)), (2, classifiers(True))] if kind == "accuracy" else [(many, regressors())]
         for dims, methods in jobs:
             for label, method in methods.items():
-                for row in measure_method(label, method, x, y, kind, dims, is_scaled, plan):
+                for row in measure_method(label, method, split, kind, dims, plan):
                     yield row._replace(data=f"{name}, standardised" if is_scaled else name)
 
 

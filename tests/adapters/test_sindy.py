@@ -8,7 +8,8 @@ import numpy as np
 import pysindy
 import pytest
 import torch
-from pysindy.optimizers import STLSQ, EnsembleOptimizer
+from pysindy.optimizers import STLSQ, EnsembleOptimizer, WrappedOptimizer
+from pysindy.utils import supports_multiple_targets
 from scipy.integrate import solve_ivp
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
@@ -128,7 +129,9 @@ def test_several_trajectories_and_control():
     assert [set(equation) for equation in found(sindy)] == [{"v"}, {"x", "u"}]
 
 
-@pytest.mark.parametrize("kind", [{"bagging": True}, {"library_ensemble": True}])
+@pytest.mark.parametrize(
+    "kind", [{"bagging": True}, {"library_ensemble": True}, {"bagging": True, "library_ensemble": True}]
+)
 def test_ensembles(kind):
     theta, y, coef = regression()
     np.random.seed(0)  # noqa: NPY002 (pysindy draws from numpy's global state)
@@ -154,6 +157,29 @@ def test_fit_sets_what_pysindy_reads():
     np.testing.assert_allclose(optimizer.predict(theta), theta @ optimizer.coef_.T)
     np.testing.assert_array_equal(optimizer.Theta_, theta)
     assert KHotOptimizer(3).fit(theta, y[:, 0]).coef_.shape == (1, 12), "one equation as a vector"
+
+
+def test_what_is_not_fitted_says_so():
+    for ask in (lambda o: o.predict(np.ones((1, 3))), lambda o: o.complexity):
+        with pytest.raises(NotFittedError):
+            ask(KHotOptimizer(2))
+
+
+@pytest.mark.parametrize("options", [{}, {"normalize_columns": True}, {"copy_X": False}], ids=str)
+def test_inside_a_wrapper_and_with_every_option_of_the_base_class(options):
+    theta, y, coef = regression(noise=0.0)
+    assert supports_multiple_targets(KHotOptimizer(2))
+    given = theta.copy()
+    wrapped = WrappedOptimizer(KHotOptimizer(**options), unbias=False)  # one equation at a time, so k is one number
+    for optimizer in (KHotOptimizer(SIZES, **options), wrapped):
+        optimizer.fit(theta.copy(), y)
+        np.testing.assert_allclose(optimizer.coef_, coef, atol=1e-10)
+    kept = KHotOptimizer(SIZES, **options).fit(theta, y, sample_weight=np.tile([0.0, 1.0], 40))
+    np.testing.assert_allclose(kept.coef_, coef, atol=1e-10)
+    if options.get("copy_X", True):
+        np.testing.assert_array_equal(theta, given)
+    one = WrappedOptimizer(KHotOptimizer(1), unbias=False).fit(theta[:, :1], theta[:, 0])
+    assert one.coef_.shape == (1, 1)
 
 
 def test_the_result_is_that_of_splice():

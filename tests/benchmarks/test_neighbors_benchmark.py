@@ -4,10 +4,11 @@ import csv
 import json
 import sys
 
+import numpy as np
 import pytest
 import torch
 
-from benchmarks import neighbors, neighbors_memory
+from benchmarks import neighbors, neighbors_images, neighbors_memory
 from benchmarks.common import COMMITTED
 from benchmarks.rivals.neighbors import gumbel_subset, neural_sort
 
@@ -63,6 +64,50 @@ def test_the_rows_of_a_small_run(monkeypatch):
     text = neighbors.report(rows)
     assert "| Accuracy | wine, standardised |" in text
     assert "| R² | wave" in text
+
+
+def image_files(folder):
+    """Forty images in the form of both packages: the class is how bright the first pixels are."""
+    random = np.random.default_rng(0)
+    images, labels = random.integers(0, 99, (400, 784), np.uint8), np.arange(400, dtype=np.uint8) % 10
+    images[:, :300] = 20 * labels[:, None]
+    for part, rows in (("train", slice(0, 300)), ("t10k", slice(300, 400))):
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(bytes(16) + images[rows].tobytes())
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(bytes(8) + labels[rows].tobytes())
+    for label in range(10):
+        rows = [*images[labels == label].tolist(), []]  # an empty row, as in the package
+        (folder / f"{label}.json").write_text(json.dumps({"data": rows}))
+    return images, labels
+
+
+def test_images_are_read_and_compared(tmp_path, monkeypatch):
+    images, labels = image_files(tmp_path)
+    x, y = neighbors_images.read_mnist(tmp_path)
+    assert np.array_equal(x, images)
+    assert np.array_equal(y, labels)
+    x, y = neighbors_images.read_fashion(tmp_path)
+    assert np.array_equal(x, images[np.argsort(labels, kind="stable")])
+    assert np.array_equal(y, np.sort(labels))
+    methods = neighbors_images.methods
+    kept = ("raw k-NN", "NCA", "KHotNeighborhood, linear")
+    monkeypatch.setattr(
+        neighbors_images, "methods", lambda plane: {n: m for n, m in methods(plane).items() if n in kept}
+    )
+    plan = neighbors_images.QUICK._replace(steps=2)
+    rows = list(neighbors_images.run({"MNIST": tmp_path, "Fashion-MNIST": tmp_path}, plan, 150))
+    assert len(rows) == 2 * 2 * (3 + 2)
+    assert all(row.score > 0.5 for row in rows)
+    one, other = neighbors_images.Images(x, y, 150).split(0, False), neighbors_images.Images(x, y, 150).split(1, False)
+    both = np.concatenate((one.train, one.test))
+    assert len(np.unique(both, axis=0)) == 300  # no image on both sides
+    assert not np.array_equal(one.train, other.train)
+
+
+def test_the_table_of_images_is_that_of_the_results():
+    rows = neighbors.read(COMMITTED.results / "neighbors_images.csv")
+    assert neighbors.report(rows) == (COMMITTED.tables / "neighbors-images.md").read_text(encoding="utf-8")
+    assert {row.data for row in rows} == {"MNIST", "Fashion-MNIST"}
+    assert len({row.split for row in rows}) == len(neighbors_images.PLAN.splits)
 
 
 def test_memory(tmp_path, monkeypatch, capsys):

@@ -214,8 +214,13 @@ BAD = [
     ({"step": lambda tokens, state: (torch.zeros(1, 3).long(), state)}, TypeError, "must be float16"),
     ({"state": Opaque()}, TypeError, "got Opaque. Reorder it with `reorder=`"),
     ({"select": khot.search.sampled, "length_penalty": 1.0}, ValueError, "`length_penalty` must be 0"),
-    ({"select": khot.search.soft, "length_penalty": 1.0}, ValueError, "`length_penalty` must be 0"),
-    ({"select": khot.search.soft, "end": 0}, ValueError, "`end` and `lengths` must be None for soft"),
+    ({"end": -1}, ValueError, "`end` must be ≥ 0; got -1"),
+    ({"select": khot.search.soft, "end": 3}, ValueError, r"0 ≤ end < 3 \(size of the last dim of `step`\); got 3"),
+    (
+        {"select": khot.search.soft, "end": [0, 1]},
+        ValueError,
+        r"k ≤ 1 \(possible continuations\) for soft beams; got 2",
+    ),
     ({"select": khot.search.soft, "k": 4}, ValueError, r"k ≤ 3 \(possible continuations\) for soft beams; got 4"),
     ({"select": khot.search.soft, "state": torch.zeros(1).long()}, TypeError, "must hold floating tensors"),
 ]

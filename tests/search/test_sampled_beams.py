@@ -136,6 +136,54 @@ def test_the_variance_has_no_bias():
     assert expectation(beams._replace(log_joint_probs=None), f[code(beams.tokens)]).variance is None
 
 
+def pairs_of(beams, p):
+    """Two independent searches, with all pairs of histories as rows, and the probability of each pair."""
+    n = len(p)
+    rows = torch.stack((torch.arange(n).repeat_interleave(n), torch.arange(n).repeat(n)), 1).flatten()
+    picked = {name: getattr(beams, name)[rows] for name in ("tokens", "log_probs", "log_inclusion_probs")}
+    return beams._replace(**picked), (p[:, None] * p).flatten()
+
+
+@pytest.mark.parametrize("relaxation", [proportional, khot.sigmoid_topk])
+def test_the_variance_from_several_searches_has_no_bias_for_any_design(relaxation):
+    """The default design draws some pairs never, so that no single search tells its variance; two searches do."""
+    _, beams, law = enumerated(DESIGNS["pivotal"], 2, relaxation=relaxation, seed=1)
+    p = law.log_probs.exp()
+    f = torch.randn(16, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    one = expectation(beams, f[code(beams.tokens)]).mean
+    middle = (p[:, None] * one).sum(0)
+    exact = (p[:, None] * (one - middle).square()).sum(0)
+    assert exact.min() > 0.01
+    both, weight = pairs_of(beams, p)
+    two = expectation(both, f[code(both.tokens)], searches=2)
+    assert two.mean.shape == two.variance.shape == (len(p) ** 2, 2)
+    torch.testing.assert_close((weight[:, None] * two.mean).sum(0), middle, rtol=0, atol=1e-10)
+    torch.testing.assert_close((weight[:, None] * two.variance).sum(0), exact / 2, rtol=0, atol=1e-10)
+    assert (two.variance >= 0).all()
+    alone = expectation(both, f[code(both.tokens)]).mean.view(-1, 2, 2)
+    torch.testing.assert_close(two.mean, alone.mean(1))
+    torch.testing.assert_close(two.variance, (alone[:, 0] - alone[:, 1]).square() / 4)
+    # several numbers and a ratio: of the totals of all searches
+    ratio = expectation(both, f[code(both.tokens)], searches=2, normalize=True)
+    total = expectation(both, torch.ones(len(weight) * 2, 2), searches=2).mean
+    torch.testing.assert_close(ratio.mean, two.mean / total[:, None])
+    if relaxation is proportional:  # the total is 1, so that both are the same
+        torch.testing.assert_close(ratio.variance, two.variance)
+
+
+def test_the_variance_of_a_ratio_is_near_that_of_many_draws():
+    model, draws, groups = Prefixes(4, 3, seed=2), 16, 400
+    select = partial(sampled, relaxation=khot.sigmoid_topk)
+    draw = torch.Generator().manual_seed(0)
+    start = START.expand(draws * groups)
+    beams = beam_search(model.step, None, 4, start=start, length=3, select=select, generator=draw)
+    f = (beams.tokens == 1).sum(-1).double()
+    for normalize in (False, True):
+        found = expectation(beams, f, normalize=normalize, searches=draws)
+        assert found.mean.shape == (groups,)
+        assert 0.85 < found.variance.mean() / found.mean.var() < 1.15
+
+
 EACH = [(design, k) for design in (Pivotal, ConditionalPoisson) for k in (1, 2, 7)] + [(Sampford, 2)]
 
 
@@ -237,6 +285,10 @@ def test_what_expectations_refuse():
     beams = beam_search(model.step, None, 2, start=START, length=2, select=sampled)
     with pytest.raises(ValueError, match=r"`values` must have the shape \(batch, k, …\) = \(1, 2, '…'\); got \(1, 3\)"):
         expectation(beams, torch.zeros(1, 3))
+    with pytest.raises(ValueError, match="`searches` must divide the rows of the batch, 1; got 2"):
+        expectation(beams, torch.zeros(1, 2), searches=2)
+    with pytest.raises(ValueError, match="`searches` must be ≥ 1; got 0"):
+        expectation(beams, torch.zeros(1, 2), searches=0)
     with pytest.raises(TypeError, match="`beams` must be a Beams; got list"):
         expectation([1], torch.zeros(1, 2))
 

@@ -1,47 +1,18 @@
-"""Beam search: one loop for hard and sampled beams, and one for soft ones."""
+"""Beam search: one loop for hard beams and one for sampled ones; that for soft beams is in `_soft`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
-from .. import _check, _shape
+from .. import _check
 from ._select import Select, hard
+from ._soft import soft_search
+from ._steps import EMPTY, Beams, Reorder, Step, check_scores, continued, gather, reordered
 
-Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
-Reorder = Callable[[Any, Tensor], Any]
 Ints = Sequence[int]
-EMPTY = -1  # the token of a place without one
-
-
-class Beams(NamedTuple):
-    """k sequences for each row of the batch, by falling score."""
-
-    tokens: Tensor
-    """(batch, k, length) without the start; −1 after the end of a sequence, and in an empty slot."""
-    scores: Tensor
-    """(batch, k), log-probability/length^penalty; −inf in an empty slot. Differentiable."""
-    log_probs: Tensor
-    """(batch, k), of the sequences. Differentiable."""
-    lengths: Tensor
-    """(batch, k), the number of tokens, with the end token."""
-    back_pointers: Tensor
-    """(batch, k, length), the slot of the beam before that each token continued; −1 as for `tokens`."""
-    log_inclusion_probs: Tensor | None = None
-    """(batch, k) float64, of sampled beams: the sum over steps, each given the beams drawn before."""
-    log_joint_probs: Tensor | None = None
-    """(batch, k, k) float64, the same of pairs, if the design has them."""
-    soft_tokens: Tensor | None = None
-    """(batch, k, length, V), of soft beams: distributions over tokens along the soft back-pointers. Differentiable."""
-    soft_back_pointers: tuple[Tensor, ...] | None = None
-    """For each step (batch, k, k before), of soft beams; rows sum to 1. Differentiable."""
-
-    @property
-    def inclusion_probs(self) -> Tensor | None:
-        """(batch, k) float64, the product of the inclusion probabilities along each path."""
-        return None if self.log_inclusion_probs is None else self.log_inclusion_probs.exp()
 
 
 def beam_search(
@@ -70,10 +41,10 @@ def beam_search(
         length: how many tokens at most.
         select: `khot.search.hard`, `khot.search.sampled` or `khot.search.soft`, or a `functools.partial` of one.
         generator: of what is random; torch's own if None.
-        end: the token, or tokens, that end a sequence. Hard beams that end are set aside, so that k go on, and the best
-            k are returned. Sampled beams that end keep their slot, and go on being drawn.
+        end: the token, or tokens, that end a sequence. Hard and soft beams that end are set aside, so that k go on, and
+            the best k are returned. Sampled beams that end keep their slot, and go on being drawn.
         lengths: (batch) integers 0 ≤ l ≤ length, if rows may have fewer tokens.
-        length_penalty: hard beams are ranked by log-probability/length^penalty at their end.
+        length_penalty: hard and soft beams are ranked by log-probability/length^penalty at their end.
         reorder: `(state, index) → state` in place of `index_select(0, index)` on each tensor; index (batch · k).
 
     Returns:
@@ -102,15 +73,15 @@ def beam_search(
             raise ValueError(f"`lengths` must satisfy 0 ≤ lengths ≤ {length} (`length`); got {got}.")
     kind = select.func if isinstance(select, partial) else select
     is_random, is_soft = getattr(kind, "is_random", False), getattr(kind, "is_soft", False)
-    if length_penalty and (is_random or is_soft):
-        raise ValueError("`length_penalty` must be 0 for beams that are not hard: they are not ranked at their end.")
+    if length_penalty and is_random:
+        raise ValueError("`length_penalty` must be 0 for sampled beams: they are not ranked at their end.")
     choose: Select = partial(select, generator=generator)
-    if is_soft:
-        if end is not None or lengths is not None:
-            raise ValueError("`end` and `lengths` must be None for soft beams: all have `length` tokens.")
-        return _soft_search(step, state, counts, start, choose)
-    ends = list(end) if isinstance(end, Sequence) else [] if end is None else [end]
+    ends = list(dict.fromkeys(end)) if isinstance(end, Sequence) else [] if end is None else [end]
+    for token in ends:
+        _check.at_least("end", token, 0)
     most = torch.full_like(start, length) if lengths is None else lengths
+    if is_soft:
+        return soft_search(step, state, counts, start, choose, ends, most, length_penalty)
     if is_random:
         return _sampled_search(step, state, counts, start, choose, ends, most, reorder or reordered)
     return search(step, state, counts, start, choose, ends, most, length_penalty, reorder or reordered)
@@ -126,7 +97,7 @@ class _Paths(NamedTuple):
 
     def at(self, slot: Tensor) -> "_Paths":
         """Return the paths in slots (batch, k)."""
-        return _Paths(*(_gather(t, slot) for t in self))
+        return _Paths(*(gather(t, slot) for t in self))
 
     def extended(self, parent: Tensor, token: Tensor, log_probs: Tensor) -> "_Paths":
         """Return the paths that continue the slots `parent`, (batch, k), by one token each; −1 if it has ended."""
@@ -176,11 +147,11 @@ def search(
     for t, k in enumerate(counts):
         if not is_open.any():
             break
-        total, state, width = _continued(step, last, state, paths.log_probs, t)
+        total, state, width = continued(step, last, state, paths.log_probs, t)
         index = select(total, total, k * max(2, 1 + len(ends)) if ends or is_ended else k).slots
         assert index is not None
         top = torch.where(index < 0, -torch.inf, total.gather(-1, index.clamp(min=0)))
-        _check_scores(top, t)
+        check_scores(top, t)
         parent, token = index.clamp(min=0) // width, index.clamp(min=0) % width
         grown = paths.extended(parent, token, top)
         ending = (torch.isin(token, stop) | (t + 1 >= most)[:, None]) & (top > -torch.inf)
@@ -215,8 +186,8 @@ def _sampled_search(
     log_pairs: Tensor | None = log_q[..., None]
     is_ended, stop = (most == 0)[:, None], torch.tensor(ends, device=start.device)
     for t, k in enumerate(counts):
-        total, state, width = _continued(step, last, state, paths.log_probs, t, is_ended)
-        _check_scores(total, t)
+        total, state, width = continued(step, last, state, paths.log_probs, t, is_ended)
+        check_scores(total, t)
         before = paths.log_probs.shape[-1]
         log_weights = (total.detach().view(batch, before, width) - log_q[..., None]).flatten(1)
         index, log_probs, pairs, _ = select(total, log_weights, k)
@@ -231,14 +202,14 @@ def _sampled_search(
         if pairs is None or log_pairs is None:
             log_pairs = None
         else:
-            both = _gather(_gather(log_pairs, parent).mT, parent)
+            both = gather(gather(log_pairs, parent).mT, parent)
             nothing = is_empty[..., None] | is_empty[:, None]
             log_pairs = (both + pairs.to(torch.float64).clamp(min=0).log()).masked_fill(nothing, 0.0)
         last = token.flatten()
         state = reorder(state, _rows(parent, before))
     order = paths.log_probs.detach().argsort(-1, descending=True)
     if log_pairs is not None:
-        log_pairs = _gather(_gather(log_pairs, order).mT, order)
+        log_pairs = gather(gather(log_pairs, order).mT, order)
     paths = paths.at(order)
     return Beams(*_beams(paths, paths.log_probs)[:5], log_q.gather(-1, order), log_pairs)
 
@@ -251,110 +222,9 @@ def _beams(paths: _Paths, scores: Tensor) -> Beams:
     return Beams(tokens, scores, log_probs, lengths, back)
 
 
-def _soft_search(step: Step, state: Any, counts: Sequence[int], start: Tensor, select: Select) -> Beams:
-    """Search with soft slots: tokens, scores, states and sequences are mixed by the weights of the slots."""
-    batch, last, scores = len(start), start, torch.zeros(len(start), 1, device=start.device)
-    tokens, mixing, backs = list[Tensor](), list[Tensor](), list[Tensor]()  # the tokens so far are each (batch, m, V)
-    for t, k in enumerate(counts):
-        total, state, width = _continued(step, last, state, scores, t)
-        _check_scores(total, t)
-        weights = select(total, total, k).weights
-        assert weights is not None
-        scores = (weights * total.masked_fill(total == -torch.inf, 0.0)[:, None]).sum(-1)
-        parts = weights.view(batch, k, total.shape[-1] // width, width)
-        back = parts.sum(-1)  # (batch, k, m)
-        tokens = [*(back @ each for each in tokens), parts.sum(2)]
-        mixing.append(back)
-        backs = [*(each.gather(1, back.detach().argmax(-1)) for each in backs), back.detach().argmax(-1)]
-        last = tokens[-1].flatten(0, 1)
-        state = _mapped(state, partial(_mixed, back=back))
-    stacked = torch.stack(tokens, 2)
-    lengths = torch.full((batch, counts[-1]), len(counts), device=start.device)
-    found = (stacked.detach().argmax(-1), scores, scores, lengths, torch.stack(backs, -1))
-    return Beams(*found, soft_tokens=stacked, soft_back_pointers=tuple(mixing))
-
-
-def embed(tokens: Tensor, weight: Tensor) -> Tensor:
-    """Look up embeddings of tokens, or mix them: what `step` needs to serve hard and soft beams alike.
-
-    Args:
-        tokens: (…) integers, or (…, V) distributions.
-        weight: (V, d), the embeddings.
-
-    Returns:
-        (…, d).
-
-    Examples:
-        >>> weight = torch.tensor([[0.0, 1.0], [2.0, 3.0]])
-        >>> embed(torch.tensor([1]), weight), embed(torch.tensor([[0.5, 0.5]]), weight)
-        (tensor([[2., 3.]]), tensor([[1., 2.]]))
-    """
-    return tokens @ weight if tokens.is_floating_point() else weight[tokens]
-
-
-def reordered(state: Any, index: Tensor) -> Any:
-    """Return the state with its rows in another order: `index_select(0, index)` on each tensor."""
-    return _mapped(state, lambda x: x.index_select(0, index))
-
-
-def _mapped(state: Any, fn: Callable[[Tensor], Tensor]) -> Any:
-    """Apply a function to every tensor of lists, tuples, named tuples and dicts."""
-    if isinstance(state, Tensor):
-        return fn(state)
-    if isinstance(state, Mapping):
-        return type(state)({key: _mapped(value, fn) for key, value in state.items()})  # type: ignore[call-arg]
-    if isinstance(state, (list, tuple)):
-        parts = [_mapped(value, fn) for value in state]
-        return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
-    if state is None or isinstance(state, (bool, int, float, str)):
-        return state
-    name = type(state).__name__
-    raise TypeError(f"`state` must be tensors in lists, tuples and dicts; got {name}. Reorder it with `reorder=`.")
-
-
-def _mixed(x: Tensor, back: Tensor) -> Tensor:
-    """Return rows (batch · m, …) mixed by weights (batch, k, m); (batch · k, …)."""
-    if not x.is_floating_point():
-        raise TypeError(f"`state` must hold floating tensors for soft beams, which mix them; got {x.dtype}.")
-    batch, k, m = back.shape
-    return (back.to(x.dtype) @ x.reshape(batch, m, -1)).view(batch * k, *x.shape[1:])
-
-
-def _continued(
-    step: Step, last: Tensor, state: Any, log_probs: Tensor, t: int, is_ended: Tensor | None = None
-) -> tuple[Tensor, Any, int]:
-    """Take a step; return the log-probabilities of all continuations (batch, m · V), the state and V."""
-    batch, m = log_probs.shape
-    scores, state = step(last if last.is_floating_point() else last.clamp(min=0), state)
-    if not isinstance(scores, Tensor) or scores.ndim != 2 or len(scores) != batch * m or not scores.shape[1]:
-        got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-        raise ValueError(f"`step` must return log-probabilities ({batch * m}, V) at step {t}; got {got}.")
-    _check.scores(scores, name="log-probabilities")
-    width = scores.shape[1]
-    scores = scores.to(_shape.compute_dtype(scores.dtype)).view(batch, m, width)
-    if is_ended is not None:
-        only = torch.where(torch.arange(width, device=last.device) == 0, 0.0, -torch.inf).to(scores.dtype)
-        scores = torch.where(is_ended[..., None], only, scores)
-    return (log_probs[..., None] + scores).flatten(1), state, width
-
-
-def _gather(t: Tensor, slot: Tensor) -> Tensor:
-    """Return the slots (batch, k) of a tensor (batch, m, …)."""
-    return t.gather(1, slot if t.ndim == 2 else slot[..., None].expand(-1, -1, t.shape[-1]))
-
-
 def _rows(parent: Tensor, before: int) -> Tensor:
     """Return the rows of the state that slots (batch, k) continue; (batch · k)."""
     return (parent + before * torch.arange(len(parent), device=parent.device)[:, None]).flatten()
-
-
-def _check_scores(scores: Tensor, t: int) -> None:
-    """Raise if log-probabilities (batch, …) hold NaN or +inf."""
-    is_bad = ~(scores.detach() < torch.inf).flatten(1).all(1)
-    if is_bad.any():
-        row = int(is_bad.nonzero()[0])
-        what = "NaN" if scores[row].isnan().any() else "+inf"
-        raise ValueError(f"`step` must return numbers < inf; got {what} at step {t}, in row {row} of the batch.")
 
 
 def _check_tokens(name: str, value: Any, shape: tuple[int, ...] | None = None) -> None:

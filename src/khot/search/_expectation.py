@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import _check
-from ._beams import Beams
+from ._steps import Beams
 
 
 class Expectation(NamedTuple):
@@ -15,10 +15,10 @@ class Expectation(NamedTuple):
     mean: Tensor
     """(batch, …), the estimate."""
     variance: Tensor | None
-    """(batch, …), an estimate of the variance of `mean`; None if the joint inclusion probabilities are not known."""
+    """(batch, …), an estimate of the variance of `mean`; None for one search without joint inclusion probabilities."""
 
 
-def expectation(beams: Beams, values: Tensor, *, normalize: bool = False) -> Expectation:
+def expectation(beams: Beams, values: Tensor, *, normalize: bool = False, searches: int = 1) -> Expectation:
     """Estimate the mean of f over all sequences of the model from sampled beams, without bias.
 
     `Σ_y p(y) f(y)/Q(y)` over the k beams, Q the product of the inclusion probabilities along the path (Horvitz and
@@ -29,11 +29,15 @@ def expectation(beams: Beams, values: Tensor, *, normalize: bool = False) -> Exp
         values: f of each beam, (batch, k, …). What is in an empty slot does not matter.
         normalize: divide by the sum of all p/Q, for a relaxation that is not `proportional`: with that, the sum is 1 on
             every draw, with others on average. This has a bias of the order of the variance.
+        searches: R ≥ 1, how many rows that follow each other are independent searches for the same thing, as with
+            `start.repeat_interleave(R)`. The result has batch/R rows.
 
     Returns:
-        The mean, and a variance if the design is `ConditionalPoisson`, which has pairs: without bias if any two
-        sequences can be drawn together, as with `relaxation=khot.sigmoid_topk` and k ≥ 2 (for `normalize`, by
-        linearization); else too small. It may be negative.
+        The mean, over the searches if there are several, and its variance. With R ≥ 2 searches of any design,
+        `Σ_r (mean_r − mean)²/(R(R − 1))`, which is never negative and without bias. With one, the design must be
+        `ConditionalPoisson`, which has pairs: without bias if any two sequences can be drawn together, as with
+        `relaxation=khot.sigmoid_topk` and k ≥ 2, else too small; it may be negative. With `normalize`, both hold by
+        linearization.
 
     Examples:
         >>> from functools import partial
@@ -42,6 +46,10 @@ def expectation(beams: Beams, values: Tensor, *, normalize: bool = False) -> Exp
         >>> beams = search(step, None, 9, start=torch.tensor([0]), length=2)
         >>> expectation(beams, (beams.tokens == 0).sum(-1).float()).mean  # k holds all nine: no error
         tensor([1.0000], dtype=torch.float64)
+        >>> beams = search(step, None, 3, start=torch.zeros(500, dtype=torch.int64), length=2)
+        >>> estimate = expectation(beams, (beams.tokens == 0).sum(-1).float(), searches=500)
+        >>> bool((estimate.mean - 1).abs() < 4 * estimate.variance.sqrt())
+        True
     """
     _check.instance("beams", beams, Beams)
     _check.instance("values", values, Tensor)
@@ -54,12 +62,19 @@ def expectation(beams: Beams, values: Tensor, *, normalize: bool = False) -> Exp
     log_q = beams.log_inclusion_probs.detach()
     weights = torch.where(is_drawn, (beams.log_probs.to(torch.float64) - log_q).exp(), 0.0)
     f = torch.where(_as(is_drawn, values), values.to(torch.float64), 0.0)
-    mean = (_as(weights, f) * f).sum(1)
+    _check.at_least("searches", searches, 1)
+    if len(f) % searches:
+        raise ValueError(f"`searches` must divide the rows of the batch, {len(f)}; got {searches}.")
+    w, x = (t.unflatten(0, (len(f) // searches, searches)) for t in (weights, f))
+    mean = (_as(w, x) * x).sum(2).mean(1)
     if normalize:
-        total = _as(weights.sum(1), mean)
+        total = _as(w.sum(2).mean(1), mean)
         mean = mean / total
-        f = (f - mean.unsqueeze(1)) / total.unsqueeze(1)
-    return Expectation(mean, _variance(beams, weights.detach(), f.detach()))
+        f = (f - mean.repeat_interleave(searches, 0).unsqueeze(1)) / total.repeat_interleave(searches, 0).unsqueeze(1)
+    if searches == 1:
+        return Expectation(mean, _variance(beams, weights.detach(), f.detach()))
+    each = (_as(weights, f) * f).sum(1).detach().unflatten(0, (len(mean), searches))
+    return Expectation(mean, each.var(1) / searches)
 
 
 def _variance(beams: Beams, weights: Tensor, f: Tensor) -> Tensor | None:
