@@ -4,7 +4,7 @@ Each run takes a trajectory, adds noise (a share of the standard deviation of ea
 pysindy's `SmoothedFiniteDifference` at its defaults, and gives the same library and derivatives to all methods. A run
 is exact if the terms of all equations are right, none missing and none in excess. Methods marked with * are told
 something about the truth. Writes results/sindy.csv, and tables and the picture of docs/sparse-coding.md. `--miosr` is a
-study of its own: `KHotOptimizer(k)` beside pysindy's MIOSR, which is told the same k and solves by Gurobi, at its defaults
+study of its own: `KHotOptimizer(k)` beside pysindy's MIOSR, which is told the same k and uses Gurobi at its defaults
 (`pip install gurobipy`; the licence that comes with it is for small problems). It writes results/sindy_miosr.csv.
 """
 
