@@ -1,5 +1,6 @@
 """khot: everything softmax does for one-hot, done for k-hot."""
 
+from . import attention as attention
 from . import boosts as boosts
 from . import coding as coding
 from . import constraints as constraints
