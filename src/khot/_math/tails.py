@@ -80,19 +80,24 @@ def read_bounds(s: Tensor, unread: Tensor, delta: Tensor) -> Tensor:
     return rounded_up(left / (e.cumsum(-1) / up + left), e.shape[-1])
 
 
-def rounded_up(bound: Tensor, n: int, slack: float | Tensor = 0.0) -> Tensor:
-    """Return a bound that rounding cannot have brought below the truth; 0 stays 0.
+def rounded_up(bound: Tensor, n: int, total: Tensor | None = None, slack: float | Tensor = 0.0) -> Tensor:
+    """Return a bound that rounding cannot have brought below the truth; a tail that underflows is not 0.
 
     Args:
         bound: a ratio T/(H + T) of sums of at most n terms, computed in float64.
         n: the number of terms.
+        total: (…), of all scores, if the bounds (…, m) are those of heads of 1, …, m: where k ≥ total, 0 is the truth.
         slack: δ such that the scores are known up to ±δ: T is at most e^δ times, H at least e^−δ times what was found.
     """
     more = bound * (1 + n * 2.0**-51 + ROUNDING) + TINY
     if not isinstance(slack, float) or slack:
         more = more / (more + (1 - more).clamp(min=0) * torch.exp(torch.as_tensor(-2.0 * slack, dtype=more.dtype)))
         more = more * (1 + ROUNDING)
-    return torch.where(bound == 0, bound, more.clamp(max=1.0))
+    more = more.clamp(max=1.0)
+    if total is None:
+        return more
+    has_tail = total.unsqueeze(-1) > torch.arange(1, bound.shape[-1] + 1, device=bound.device)
+    return torch.where(has_tail, more, bound)
 
 
 def first_within(bound: Tensor, epsilon: Tensor, count: Tensor) -> Tensor:

@@ -253,7 +253,7 @@ def _heads(call: _Call, epsilon: Tensor, rule: Rule) -> tuple[Tensor, Certificat
         scores = call.q[:, part] @ call.keys.mT
         allowed = None if call.mask is None else call.mask[:, part]
         _, order, count = tails.falling(scores, allowed)
-        bound = tails.rounded_up(rule(scores, None, mask=allowed), call.n, call.delta[:, part, None])
+        bound = tails.rounded_up(rule(scores, None, mask=allowed), call.n, count, call.delta[:, part, None])
         k = tails.first_within(bound, epsilon[:, part], count)
         head[:, part] = select.ranks(order) < k.unsqueeze(-1)
         is_whole = k == count

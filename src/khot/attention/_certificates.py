@@ -115,4 +115,4 @@ def _bounded(scores: Tensor, k: PerRow | None, n: int | None, dim: int, mask: Ma
         _check.at_least("n", n, scores.shape[dim])
         total = torch.full_like(total, n)
     bound = tails.gap_bounds(s, total) if further is None else tails.bounds(s, total, further)
-    return at(tails.rounded_up(bound, s.shape[-1]), k, dim)
+    return at(tails.rounded_up(bound, s.shape[-1], total), k, dim)
