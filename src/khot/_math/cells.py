@@ -6,10 +6,13 @@ import torch
 from torch import Tensor
 
 
-def bisect(x: Tensor, halvings: int) -> Tensor:
-    """Return the keys x (B, n, d) in 2^halvings cells of near ones, as indices (B, cells, size); n stands for none."""
+def bisect(x: Tensor, halvings: int, least: int) -> Tensor:
+    """Return points x (B, n, d) in 2^halvings cells of near ones, as indices (B, cells, size); n stands for none.
+
+    One cell alone has room for at least so many.
+    """
     n, many = x.shape[1], 2**halvings
-    size = math.ceil(n / many)
+    size = math.ceil(n / many) if halvings else max(n, least)
     index = torch.arange(many * size, device=x.device).clamp(max=n).expand(len(x), 1, -1)
     x = torch.cat((x, torch.zeros_like(x[:, :1])), 1)
     for _ in range(halvings):

@@ -93,7 +93,8 @@ class KeyCells:
 
     The keys are halved again and again across the direction in which they vary most, until `size` of them are left.
     Keys that are appended go to new cells in the order in which they come; make a new object from time to time if they
-    are many. The cells hold a copy of the keys, in their order, without a gradient.
+    are many. The cells hold a copy of the keys, in their order, without a gradient. How many cells a query opens
+    depends a little on the other queries of the call.
 
     Args:
         keys: (…, n, d), such as (batch, heads, n, d).
@@ -117,7 +118,7 @@ class KeyCells:
         self.batch, self.length = keys.shape[:-2], keys.shape[-2]
         x = keys.detach().to(_shape.compute_dtype(keys.dtype)).reshape(-1, *keys.shape[-2:])  # (B, n, d)
         halvings = max(0, round(math.log2(self.length / size)))
-        index = bisect(x, halvings)
+        index = bisect(x, halvings, size)
         self.size, self.used = index.shape[-1], index.shape[-2]
         valid = index < self.length
         padded = torch.cat((x, torch.zeros_like(x[:, :1])), 1)
@@ -126,7 +127,7 @@ class KeyCells:
         self._keys = padded.view(*index.shape, -1)
         self._fit(slice(None), valid)
         self._largest = x.norm(dim=-1).amax(-1)  # (B): ‖key‖ ≤ …
-        self._open = 0  # how many keys the last cell has, if it was appended; 0 for none
+        self._open = 0 if halvings else self.length  # how many keys the last cell has, if it may get more
 
     def _fit(self, cells: slice, valid: Tensor) -> None:
         """Compute the numbers of some cells."""
