@@ -283,8 +283,9 @@ def _search(
             _put(found, (b, row + part.start), result)
             is_open[b, row] = False
             if head is not None:
+                is_kept = scores > -torch.inf
                 rows = (b * many + row + part.start).unsqueeze(-1).expand_as(positions)
-                head.view(-1, call.n)[rows, positions] = scores > -torch.inf
+                head.view(-1, call.n)[rows[is_kept], positions[is_kept]] = True
         for i in is_open.any(-1).nonzero().flatten().tolist():
             row = is_open[i].nonzero().squeeze(-1)
             scores, positions = cells.dense(q[i, row], i)

@@ -1,6 +1,5 @@
 """Cells of keys: a bound on every score in a cell from a few numbers, and a search that opens the best cells first."""
 
-import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from .. import _check, _shape
 from .._math import tails
-from .._math.cells import bisect
+from .._math.cells import cluster
 
 
 class CellBound(Protocol):
@@ -91,14 +90,15 @@ class Group(NamedTuple):
 class KeyCells:
     """The keys of a cache in cells of near ones, for `certified_attention`; it grows with the cache.
 
-    The keys are halved again and again across the direction in which they vary most, until `size` of them are left.
-    Keys that are appended go to new cells in the order in which they come; make a new object from time to time if they
-    are many. The cells hold a copy of the keys, in their order, without a gradient. How many cells a query opens
-    depends a little on the other queries of the call.
+    Keys that are near each other share a cell: they are halved again and again, and then clustered by k-means. Keys
+    that are appended go to new cells in the order in which they come; make a new object from time to time if they are
+    many. The cells hold a copy of the keys, in their order, without a gradient. How many cells a query opens depends a
+    little on the other queries of the call.
 
     Args:
         keys: (…, n, d), such as (batch, heads, n, d).
-        size: about how many keys go into a cell.
+        size: the most keys of a cell.
+        rounds: of k-means; each costs n/size products for each key.
         bound: `Ball` or `Box`, or a class of yours with the methods of `CellBound`.
         limit: the share of the cells that a query may open before it is refused, and attends to all keys.
 
@@ -107,18 +107,20 @@ class KeyCells:
         >>> cells = KeyCells(keys)
         >>> cells.append(keys[:, :, :1])
         >>> cells
-        KeyCells(batch=(1, 2), keys=1001, d=16, cells=17, size=63, bound=Ball, limit=0.5)
+        KeyCells(batch=(1, 2), keys=1001, d=16, cells=23, size=64, bound=Ball, limit=0.5)
     """
 
-    def __init__(self, keys: Tensor, *, size: int = 64, bound: type[CellBound] = Ball, limit: float = 0.5) -> None:
+    def __init__(
+        self, keys: Tensor, *, size: int = 64, rounds: int = 2, bound: type[CellBound] = Ball, limit: float = 0.5
+    ) -> None:
         _check.vectors("keys", keys)
         _check.at_least("size", size, 1)
+        _check.at_least("rounds", rounds, 0)
         _check.fraction("limit", limit)
         self.bound, self.limit, self.dtype = bound, float(limit), keys.dtype
         self.batch, self.length = keys.shape[:-2], keys.shape[-2]
         x = keys.detach().to(_shape.compute_dtype(keys.dtype)).reshape(-1, *keys.shape[-2:])  # (B, n, d)
-        halvings = max(0, round(math.log2(self.length / size)))
-        index = bisect(x, halvings, size)
+        index = cluster(x, int(size), int(rounds))
         self.size, self.used = index.shape[-1], index.shape[-2]
         valid = index < self.length
         padded = torch.cat((x, torch.zeros_like(x[:, :1])), 1)
@@ -127,7 +129,7 @@ class KeyCells:
         self._keys = padded.view(*index.shape, -1)
         self._fit(slice(None), valid)
         self._largest = x.norm(dim=-1).amax(-1)  # (B): ‖key‖ ≤ …
-        self._open = 0 if halvings else self.length  # how many keys the last cell has, if it may get more
+        self._open = self.length if self.used == 1 else 0  # how many keys the last cell has, if it may get more
 
     def _fit(self, cells: slice, valid: Tensor) -> None:
         """Compute the numbers of some cells."""
