@@ -207,7 +207,7 @@ class KeyCells:
         where: list[Tensor] = []
         opened = 0
         while len(rows):
-            goal = max(int(least[rows].min()), opened + max(1, opened // 2))
+            goal = max(int(least[rows].min()), opened + max(1, opened // 2, self.used // 32))  # few rounds
             goal = min(goal, max(opened + 1, int(enough[rows].max())), limit)
             if goal <= opened:
                 return
