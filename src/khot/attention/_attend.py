@@ -274,31 +274,32 @@ def _search(
     for part in _parts(call, cells.length * call.q.shape[-1] * len(call.q)):
         q, allowed = call.q[:, part].detach(), None if call.mask is None else call.mask[:, part]
         is_open = torch.ones(q.shape[:2], dtype=torch.bool, device=q.device)
-        for group in cells.search(q, epsilon[:, part], allowed, call.delta[:, part]):
-            b, row = group.rows // q.shape[1], group.rows % q.shape[1]
-            scores, positions, result = _smallest(group, epsilon[b, row + part.start], call.delta[b, row + part.start])
-            weights = scores.softmax(-1).unsqueeze(-2)
+        group = cells.search(q, epsilon[:, part], allowed, call.delta[:, part])
+        if group is not None:
+            b, i = group.rows // q.shape[1], group.rows % q.shape[1]
+            at = (b, i + part.start)
+            scores, positions, result = _smallest(group, epsilon[at], call.delta[at])
             taken = flat_values.index_select(0, (positions + b.unsqueeze(-1) * call.n).flatten())
-            output[b, row + part.start] = (weights @ taken.view(*positions.shape, -1)).squeeze(-2)
-            _put(found, (b, row + part.start), result)
-            is_open[b, row] = False
+            output[at] = (scores.softmax(-1).unsqueeze(-2) @ taken.view(*positions.shape, -1)).squeeze(-2)
+            _put(found, at, result)
+            is_open[b, i] = False
             if head is not None:
                 is_kept = scores > -torch.inf
-                rows = (b * many + row + part.start).unsqueeze(-1).expand_as(positions)
+                rows = (b * many + at[1]).unsqueeze(-1).expand_as(positions)
                 head.view(-1, call.n)[rows[is_kept], positions[is_kept]] = True
-        for i in is_open.any(-1).nonzero().flatten().tolist():
-            row = is_open[i].nonzero().squeeze(-1)
-            scores, positions = cells.dense(q[i, row], i)
-            some = torch.ones_like(scores, dtype=torch.bool) if allowed is None else allowed[i, row][:, positions]
+        for j in is_open.any(-1).nonzero().flatten().tolist():
+            row = is_open[j].nonzero().squeeze(-1)
+            scores, positions = cells.dense(q[j, row], j)
+            some = torch.ones_like(scores, dtype=torch.bool) if allowed is None else allowed[j, row][:, positions]
             count = some.sum(-1)
             weights = scores.masked_fill(~some, -torch.inf).softmax(-1).masked_fill(count.unsqueeze(-1) == 0, 0.0)
             in_order = torch.empty_like(weights)
             in_order[:, positions] = weights
-            output[i, row + part.start] = in_order @ values[i]
+            output[j, row + part.start] = in_order @ values[j]
             bound = torch.where(weights.isnan().any(-1), torch.nan, 0.0).double()
-            _put(found, (i, row + part.start), Certificate(count, bound, count, count > 1, None))
+            _put(found, (j, row + part.start), Certificate(count, bound, count, count > 1, None))
             if head is not None:
-                head[i, row[:, None] + part.start, positions] = some
+                head[j, row[:, None] + part.start, positions] = some
     return output, found
 
 

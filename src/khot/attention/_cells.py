@@ -1,10 +1,10 @@
 """Cells of keys: a bound on every score in a cell from a few numbers, and a search that opens the best cells first."""
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .. import _check, _shape
 from .._math import tails
@@ -75,7 +75,7 @@ class Box(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Rows of a search that opened the same number of cells."""
+    """The rows of a search that are certified."""
 
     rows: Tensor
     """(a): which rows, as numbers b · queries + row."""
@@ -185,8 +185,8 @@ class KeyCells:
         has = positions >= 0
         return (q @ self._keys[b, : self.used].flatten(0, 1).mT)[:, has], positions[has]
 
-    def search(self, q: Tensor, epsilon: Tensor, allowed: Tensor | None, delta: Tensor) -> Iterator[Group]:
-        """Yield the rows that are certified, in groups; those that are missing are refused.
+    def search(self, q: Tensor, epsilon: Tensor, allowed: Tensor | None, delta: Tensor) -> Group | None:
+        """Return the rows that are certified; those that are missing are refused.
 
         Args:
             q: (B, R, d), scaled.
@@ -205,12 +205,13 @@ class KeyCells:
         cells, spots, blanks = (t.flatten(0, 1) for t in (self._keys, self._index, self._blank))
         read: list[Tensor] = []
         where: list[Tensor] = []
-        opened = 0
+        groups: list[Group] = []
+        opened, most = 0, min(self.used // 32, 16)  # a round costs as much as some cells
         while len(rows):
-            goal = max(int(least[rows].min()), opened + max(1, opened // 2, self.used // 32))  # few rounds
+            goal = max(int(least[rows].min()), opened + max(1, opened // 2, most))
             goal = min(goal, max(opened + 1, int(enough[rows].max())), limit)
             if goal <= opened:
-                return
+                break
             ids = (order[rows, opened:goal] + (rows // many * room).unsqueeze(-1)).flatten()
             keys = cells.index_select(0, ids).view(len(rows), -1, q.shape[-1])
             found = (keys @ q.flatten(0, 1)[rows].unsqueeze(-1)).squeeze(-1)
@@ -224,8 +225,14 @@ class KeyCells:
             done = left <= within[rows] * (left + mass[rows])
             if bool(done.any()):
                 scores, positions = torch.cat(read, -1)[done], torch.cat(where, -1)[done]
-                yield Group(rows[done], scores, positions, left[done].log() + (shift - delta.flatten())[rows[done]])
+                unread = left[done].log() + (shift - delta.flatten())[rows[done]]
+                groups.append(Group(rows[done], scores, positions, unread))
                 read, where, rows = [t[~done] for t in read], [t[~done] for t in where], rows[~done]
+        if len(groups) < 2:
+            return groups[0] if groups else None
+        rows, unread = (torch.cat([group[i] for group in groups]) for i in (0, 3))
+        scores = _padded([group.scores for group in groups], -torch.inf)
+        return Group(rows, scores, _padded([group.positions for group in groups], -1), unread)
 
     def _plan(self, q: Tensor, epsilon: Tensor, allowed: Tensor | None, delta: Tensor) -> "_Plan":
         """Bound the mass of every cell for every row, and order the cells by it."""
@@ -269,3 +276,9 @@ class _Plan(NamedTuple):
 def _doubled(t: Tensor, blank: float = 0) -> Tensor:
     """Return twice the room along the dimension of the cells."""
     return torch.cat((t, torch.full_like(t, blank)), 1)
+
+
+def _padded(parts: list[Tensor], blank: float) -> Tensor:
+    """Return tensors (a, c) one below the other, as wide as the widest."""
+    widest = max(t.shape[1] for t in parts)
+    return torch.cat([pad(t, (0, widest - t.shape[1]), value=blank) for t in parts])
