@@ -29,7 +29,10 @@ def figure(weights: list[Any], epsilon: float = 0.1) -> Figure:
         at = (is_head == keep).nonzero().flatten()
         axis.vlines(at, 0, p[at], color=colour, linewidth=1.6, label=f"{label}, mass {float(p[at].sum()):.3f}")
     axis.set(
-        xlabel="key (character before the query)", ylabel="attention", ylim=(0, None), title="One row of attention"
+        xlabel="key (position of a character)",
+        ylabel="attention",
+        ylim=(0, 1.3 * float(p.max())),
+        title="One row of attention",
     )
     axis.legend(loc="upper left")
     places = torch.arange(1, len(p) + 1)
@@ -41,7 +44,7 @@ def figure(weights: list[Any], epsilon: float = 0.1) -> Figure:
         size = int(found[0]) + 1 if len(found) else len(p)
         other.plot(places, bound, color=colour, label=f"{name}: k = {size}")
     other.axhline(epsilon, color=INK, linewidth=1, linestyle=":")
-    other.annotate(f"ε = {epsilon:g}", (0.99, epsilon), xycoords=("axes fraction", "data"), ha="right", va="bottom")
+    other.annotate(f"ε = {epsilon:g}", (0.01, epsilon), xycoords=("axes fraction", "data"), ha="left", va="bottom")
     other.set(yscale="log", ylim=(1e-3, 1.2), xlabel="k, keys in the head", title="What is certified of the tail")
     other.legend(loc="lower left")
     return drawn

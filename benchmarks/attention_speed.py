@@ -116,7 +116,7 @@ def main() -> int:
         common.write_table(
             at.tables / "attention-speed.md", report(common.read_rows(at.results / "attention_speed.csv"))
         )
-    common.show(args, [vars(row) if not hasattr(row, "_fields") else row for row in rows], report(rows) if rows else "")
+    common.show(args, [row if isinstance(row, Row) else vars(row) for row in rows], report(rows) if rows else "")
     return 130 if is_interrupted else 0
 
 
