@@ -13,7 +13,6 @@ PUBLIC = {
         *("SparseCode", "aux_k_loss", "aux_zipf_loss", "Neighbors", "SoftNeighbors", "neighbors_loss"),
         "SigmoidTopKAttention",
     },
-    "nn.attention": {"SigmoidTopKAttention"},
     "nn.neighbors": {
         *("Neighbors", "SoftNeighbors", "neighbors_loss", "squared_euclidean", "euclidean", "cosine"),
     },
@@ -35,9 +34,7 @@ def test_the_public_names_of_nn(name):
     names = {n for n in dir(module) if not n.startswith("_")}
     rooms = {n for n in names if isinstance(getattr(module, n), ModuleType)}
     assert names - rooms == PUBLIC[name]
-    assert rooms == (
-        {"attention", "moe", "neighbors", "routing", "sae", "schedules", "selectors"} if name == "nn" else set()
-    )
+    assert rooms == ({"moe", "neighbors", "routing", "sae", "schedules", "selectors"} if name == "nn" else set())
     assert all(getattr(module, n).__doc__ for n in PUBLIC[name])
 
 

@@ -1,13 +1,12 @@
 """Layers. `routing`, `selectors`, `schedules` and `neighbors` hold the functions that they take as arguments."""
 
-from . import attention as attention
 from . import neighbors as neighbors
 from . import routing as routing
 from . import schedules as schedules
 from . import selectors as selectors
+from ._attention import SigmoidTopKAttention as SigmoidTopKAttention
 from ._layers import KHotGate as KHotGate
 from ._layers import SigmoidTopK as SigmoidTopK
-from .attention import SigmoidTopKAttention as SigmoidTopKAttention
 from .moe import MoE as MoE
 from .moe import MoEOutput as MoEOutput
 from .moe import Router as Router

@@ -10,13 +10,7 @@ from .. import _check
 from ._precision import KeepsPrecision, shown, wide_dtype
 from .selectors import Selector, hard, sampled, soft
 
-__all__ = ["SigmoidTopKAttention"]
-
 Number = float | Tensor
-
-
-def __dir__() -> list[str]:
-    return __all__
 
 
 class SigmoidTopKAttention(KeepsPrecision):
