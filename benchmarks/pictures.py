@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import (
+    attention_report,
     estimators_report,
     feature_selection_choices,
     learning_report,
@@ -49,6 +50,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     ),
     "halving-quality": lambda: successive_halving.draw(_rows("successive_halving"), *successive_halving.QUALITY),
     "halving-time": lambda: successive_halving.draw(_rows("successive_halving"), *successive_halving.TIME),
+    "attention-row": lambda: attention_report.figure(_rows("attention_row")),
     "temperature-uses": lambda: temperature.figure(temperature.read()),
     "scaling": lambda: scaling.plot(list(csv.DictReader(_text("scaling").splitlines()))),
 }

@@ -8,6 +8,7 @@ if _sys.argv[:1] == ["-m"] and _sys.orig_argv[-len(_sys.argv) :][:1] == ["khot"]
 
     _command.answer((*_sys.argv[1:], "--help")[0])
 
+from . import attention as attention
 from . import boosts as boosts
 from . import coding as coding
 from . import constraints as constraints

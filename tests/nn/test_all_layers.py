@@ -16,6 +16,7 @@ from khot.nn import (
     Router,
     Schedule,
     SigmoidTopK,
+    SigmoidTopKAttention,
     SoftNeighbors,
     SparseAutoencoder,
     SparseAutoencoderConfig,
@@ -38,6 +39,8 @@ LAYERS = {
     "SoftNeighbors learned": lambda: SoftNeighbors(
         nn.Parameter(torch.tensor(2.0)), temperature=nn.Parameter(torch.tensor(1.0))
     ),
+    "SigmoidTopKAttention": partial(SigmoidTopKAttention, 8, 2, 3),
+    "SigmoidTopKAttention learned": lambda: SigmoidTopKAttention(8, 2, nn.Parameter(torch.tensor([2.0, 3.0]))),
     "Router": partial(Router, 8, 4, 2),
     "Router with a bias": partial(Router, 8, 4, 2, biased=True),
     "MoE": lambda: MoE(Router(8, 4, 2), [nn.Linear(8, 8) for _ in range(4)]),

@@ -11,6 +11,7 @@ PUBLIC = {
         *("SigmoidTopK", "KHotGate", "Schedule", "geometric", "linear", "Router", "MoE", "MoEOutput"),
         *("SparseAutoencoder", "SparseAutoencoderConfig", "SparseAutoencoderOutput", "SparseAutoencoderMetrics"),
         *("SparseCode", "aux_k_loss", "aux_zipf_loss", "Neighbors", "SoftNeighbors", "neighbors_loss"),
+        "SigmoidTopKAttention",
     },
     "nn.neighbors": {
         *("Neighbors", "SoftNeighbors", "neighbors_loss", "squared_euclidean", "euclidean", "cosine"),

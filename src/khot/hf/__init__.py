@@ -1,9 +1,10 @@
-"""Hugging Face models with khot's routers, and with khot's beams; the models themselves need the extra `hf`."""
+"""Hugging Face models with khot's routers, beams and attention; the models themselves need the extra `hf`."""
 
-from ._beam_search import beam_search
+from ._attention import register_attention
+from ._beams import beam_search
 from ._routers import swap_routers
 
-__all__ = ["beam_search", "swap_routers"]
+__all__ = ["beam_search", "register_attention", "swap_routers"]
 
 
 def __dir__() -> list[str]:

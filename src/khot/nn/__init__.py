@@ -4,6 +4,7 @@ from . import neighbors as neighbors
 from . import routing as routing
 from . import schedules as schedules
 from . import selectors as selectors
+from ._attention import SigmoidTopKAttention as SigmoidTopKAttention
 from ._layers import KHotGate as KHotGate
 from ._layers import SigmoidTopK as SigmoidTopK
 from .moe import MoE as MoE

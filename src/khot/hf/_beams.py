@@ -1,4 +1,4 @@
-"""Beams of khot inside `generate` of a transformers model."""
+"""Hugging Face models with khot's beams."""
 
 from typing import Any
 
@@ -8,9 +8,6 @@ from torch.nn.functional import log_softmax
 
 from .. import search
 from .._extras import require
-
-CACHES = ("past_key_values", "cache_params", "state", "mems", "past_buckets_states")  # what models call it
-GROWING = ("DynamicCache", "EncoderDecoderCache")  # their rows are those of the first call
 
 
 def beam_search(
@@ -131,6 +128,10 @@ class _Decoder:
             else:
                 cache.reorder_cache(rows)
         self.apart = 1
+
+
+CACHES = ("past_key_values", "cache_params", "state", "mems", "past_buckets_states")  # what models call it
+GROWING = ("DynamicCache", "EncoderDecoderCache")  # their rows are those of the first call
 
 
 def _thinned(value: Any, k: int) -> Any:
