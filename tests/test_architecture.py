@@ -56,6 +56,10 @@ AREAS = {
     ),
     "neighbours": (620, {"neighbors.py", "_neighborhood.py"}),
     "search": (615, {"search"}),
+    "spark and tokens": (
+        1_500,
+        {"_spark.py", "_statistical.py", "_tokens.py", "spark.py", "statistical.py", "tokens.py"},
+    ),
     "the rest": (12_625, set()),
 }
 """Ratchets of lines, with the folders and files that each counts. Lower them when code shrinks."""

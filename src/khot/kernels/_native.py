@@ -68,6 +68,7 @@ _SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {
     "khot_sigmoid_margin": ((_ROWS, _POINTER, _POINTER), None),  # z, is_left
     "khot_hard_topk": ((_ROWS, _POINTER), None),  # out
     "khot_topk_pull": ((_ROWS, _POINTER, _POINTER, _POINTER), None),  # g, dx, dk
+    "khot_statistical": ((_ROWS, _DOUBLE, _POINTER, _POINTER), None),  # smooth, y, theta
     # is_integer, order, stride of the order's rows, is_random, out
     "khot_pivotal": ((_DRAWS, _POINTER, _POINTER, _LONG, _INT, _POINTER), _INT),
     "khot_systematic": ((_DRAWS, _POINTER, _POINTER), None),  # k, out
@@ -97,7 +98,7 @@ def _load() -> tuple[Any, str]:
     except (OSError, AttributeError) as error:
         return None, f"eager torch (native library does not load: {error})"
     width = "AVX2" if library.khot_has_avx2() else "portable"
-    what = "top-k (sigmoid, Laplace, Euclidean, hard), pivotal and systematic samples, matching pursuit"
+    what = "top-k (sigmoid, Laplace, Euclidean, hard, statistical), pivotal and systematic samples, matching pursuit"
     return library, f"native, {width} (for {what}; eager torch for the rest; {built})"
 
 
@@ -132,7 +133,7 @@ def native_topk(
 
 
 def _solve(
-    name: str, x: Tensor, k: Any, temperature: Any, mask: Mask, path: int, cdf: int, *outputs: int | None
+    name: str, x: Tensor, k: Any, temperature: Any, mask: Mask, path: int, cdf: int, *outputs: float | None
 ) -> None:
     """Call one of the functions that take rows."""
     n = x.shape[-1]
@@ -184,6 +185,15 @@ def hard_topk(x: Tensor, k: PerRow, mask: Mask, path: int = WIDE) -> Tensor:
     if out.numel():
         _solve("khot_hard_topk", x, k, 1.0, mask, path, 0, out.data_ptr())
     return out
+
+
+def statistical(x: Tensor, multiplier: float, smooth: float, path: int = WIDE) -> tuple[Tensor, Tensor]:
+    """Return `_math.statistical.above` of unmasked rows (…, n), and θ (…) float64, not finite where x is not."""
+    x = x.contiguous()
+    y, theta = torch.empty_like(x), torch.empty(x.shape[:-1], dtype=torch.float64, device="cpu")
+    if y.numel():
+        _solve("khot_statistical", x, multiplier, 1.0, None, path, 0, smooth, y.data_ptr(), theta.data_ptr())
+    return y, theta
 
 
 def pivotal(
