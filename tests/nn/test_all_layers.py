@@ -17,6 +17,8 @@ from khot.nn import (
     Schedule,
     SigmoidTopK,
     SoftNeighbors,
+    SparkAttention,
+    SparkFFN,
     SparseAutoencoder,
     SparseAutoencoderConfig,
     routing,
@@ -38,6 +40,8 @@ LAYERS = {
     "SoftNeighbors learned": lambda: SoftNeighbors(
         nn.Parameter(torch.tensor(2.0)), temperature=nn.Parameter(torch.tensor(1.0))
     ),
+    "SparkFFN": partial(SparkFFN, 8, 16, 2),
+    "SparkAttention": partial(SparkAttention, 8, 2, 3),
     "Router": partial(Router, 8, 4, 2),
     "Router with a bias": partial(Router, 8, 4, 2, biased=True),
     "MoE": lambda: MoE(Router(8, 4, 2), [nn.Linear(8, 8) for _ in range(4)]),

@@ -11,6 +11,7 @@ PUBLIC = {
         *("SigmoidTopK", "KHotGate", "Schedule", "geometric", "linear", "Router", "MoE", "MoEOutput"),
         *("SparseAutoencoder", "SparseAutoencoderConfig", "SparseAutoencoderOutput", "SparseAutoencoderMetrics"),
         *("SparseCode", "aux_k_loss", "aux_zipf_loss", "Neighbors", "SoftNeighbors", "neighbors_loss"),
+        *("SparkAttention", "SparkCache", "SparkFFN"),
     },
     "nn.neighbors": {
         *("Neighbors", "SoftNeighbors", "neighbors_loss", "squared_euclidean", "euclidean", "cosine"),
@@ -20,6 +21,7 @@ PUBLIC = {
         *("expert_choice", "dselect_k", "load", "load_balance_loss", "importance_loss", "cv_squared", "z_loss"),
         *("update_bias", "max_violation", "dead_experts", "routing_entropy"),
     },
+    "nn.spark": {"SparkAttention", "SparkCache", "SparkFFN"},
     "nn.selectors": {"Selector", "hard", "sampled", "soft", "straight_through"},
     "nn.schedules": {"Schedule", "geometric", "linear"},
 }
@@ -33,7 +35,9 @@ def test_the_public_names_of_nn(name):
     names = {n for n in dir(module) if not n.startswith("_")}
     rooms = {n for n in names if isinstance(getattr(module, n), ModuleType)}
     assert names - rooms == PUBLIC[name]
-    assert rooms == ({"moe", "neighbors", "routing", "sae", "schedules", "selectors"} if name == "nn" else set())
+    assert rooms == (
+        {"moe", "neighbors", "routing", "sae", "schedules", "selectors", "spark"} if name == "nn" else set()
+    )
     assert all(getattr(module, n).__doc__ for n in PUBLIC[name])
 
 

@@ -185,11 +185,13 @@ def test_logits_want_a_positive_k():
 def test_the_kernel_is_its_twin(shape, dtype, path, smooth):
     x = 1000 + torch.randn(shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(dtype)
     z = statistical.multiplier_of(0.08)
-    y, theta = _native.statistical(x, z, smooth, path)
+    y = torch.empty_like(x)
+    theta = _native.statistical(x, z, y, smooth, path)
     expected = statistical.cutoff(x, 0.08 * shape[1], None)
     close = {"atol": 1e-3, "rtol": 1e-6} if dtype == torch.float32 else {"atol": 1e-10, "rtol": 1e-12}
-    torch.testing.assert_close(theta[:, None], expected, **close)
-    torch.testing.assert_close(y, statistical.above(x, theta[:, None], None, smooth), **close)
+    torch.testing.assert_close(theta, expected, **close)
+    assert torch.equal(theta, _native.statistical(x, z, path=path))
+    torch.testing.assert_close(y, statistical.above(x, theta, None, smooth), **close)
 
 
 @pytest.mark.skipif(_native.LIBRARY is None, reason=_native.REASON)

@@ -187,13 +187,17 @@ def hard_topk(x: Tensor, k: PerRow, mask: Mask, path: int = WIDE) -> Tensor:
     return out
 
 
-def statistical(x: Tensor, multiplier: float, smooth: float, path: int = WIDE) -> tuple[Tensor, Tensor]:
-    """Return `_math.statistical.above` of unmasked rows (…, n), and θ (…) float64, not finite where x is not."""
+def statistical(x: Tensor, multiplier: float, y: Tensor | None = None, smooth: float = 0.0, path: int = WIDE) -> Tensor:
+    """Return θ of unmasked rows (…, n), (…, 1) float64, not finite where x is not; write `above` of them to `y`.
+
+    As `_math.statistical`; `y` is contiguous, like `x`.
+    """
     x = x.contiguous()
-    y, theta = torch.empty_like(x), torch.empty(x.shape[:-1], dtype=torch.float64, device="cpu")
-    if y.numel():
-        _solve("khot_statistical", x, multiplier, 1.0, None, path, 0, smooth, y.data_ptr(), theta.data_ptr())
-    return y, theta
+    theta = torch.empty((*x.shape[:-1], 1), dtype=torch.float64, device="cpu")
+    if x.numel():
+        address = None if y is None else y.data_ptr()
+        _solve("khot_statistical", x, multiplier, 1.0, None, path, 0, smooth, address, theta.data_ptr())
+    return theta
 
 
 def pivotal(

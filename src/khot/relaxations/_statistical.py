@@ -97,6 +97,10 @@ def statistical_logits(x: Tensor, k: PerRow, *, dim: int = -1, mask: Mask = None
     _check.positive("k", k)
     rows = _rows(x, k if isinstance(k, Tensor) else min(k, x.shape[dim]), dim, mask, exact)
     scores = rows.x.detach()
+    theta = None if exact else ops.quick_cutoff(scores, rows.k, rows.mask)
+    if theta is not None:
+        bound = torch.minimum(theta, scores.amax(-1, keepdim=True))
+        return _shape.from_rows(torch.where(scores >= bound, rows.x, -torch.inf), dim, x.dtype)
     valid = statistical.allowed(scores, rows.mask)
     count = valid.sum(-1).double()
     k = _shape.per_row(rows.k, scores).detach()

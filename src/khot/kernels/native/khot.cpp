@@ -118,7 +118,7 @@ template <class T> void pull(const khot_rows& rows, const T* g, T* dx, double* d
 template <class T> void statistical(const khot_rows& rows, double smooth, T* y, double* theta) {
   const auto& table = kernels(rows.path, T());
   for_rows(rows.rows, rows.n, rows.threads, [&](int64_t r, int share) {
-    theta[r] = table.statistical(row_of<T>(rows, r, share), smooth, y + r * rows.n);
+    theta[r] = table.statistical(row_of<T>(rows, r, share), smooth, y ? y + r * rows.n : nullptr);
   });
 }
 

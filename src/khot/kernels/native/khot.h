@@ -74,7 +74,7 @@ KHOT_API void khot_topk_pull(const khot_rows* rows, const void* g, void* dx, dou
 
 /* Statistical top-k: y = max(x − θ, 0), or its C¹ form if smooth > 0, with θ = mean + std·k, so that `k` is a multiplier.
  * theta gets a number per row, which is not finite where the scores, or the squares of their differences, are not.
- * Reads no temperature and no mask. */
+ * y may be null. Reads no temperature and no mask. */
 KHOT_API void khot_statistical(const khot_rows* rows, double smooth, void* y, double* theta) KHOT_NOEXCEPT;
 
 /* Pivotal samples, (draws · rows) × n. The tree's leaves are the items in the order given (row r's at

@@ -5,7 +5,8 @@
 
 namespace {
 
-// y = max(x − θ, 0) with θ = mean + std·row.k, or its C¹ form, u²/2δ up to u = δ; returns θ. Reads no mask.
+// y = max(x − θ, 0) with θ = mean + std·row.k, or its C¹ form, u²/2δ up to u = δ; returns θ. Reads no mask. If y is
+// null, only θ is computed.
 template <class V, class T> double statistical_row(const Row<T>& row, double smooth, T* y) {
   const T* x = row.x;
   double sum[1], square[1], none[1];
@@ -21,6 +22,7 @@ template <class V, class T> double statistical_row(const Row<T>& row, double smo
     lanes[0] = W::fma(u, u, lanes[0]);
   });
   const double theta = mean + row.k * std::sqrt(square[0] / (double)row.n);
+  if (!y) return theta;
   const T bound = (T)theta, delta = (T)smooth;
   accumulate_row<V, 1>(row.n, row.threads, none, [=](auto tag, int64_t i, auto*) {
     using W = decltype(tag);
