@@ -24,7 +24,7 @@ PUBLIC = {
         *("aux_k_loss", "aux_zipf_loss", "SparseAutoencoderMetrics"),
         *("KHotGate", "Schedule", "geometric", "linear", "Router", "MoE", "MoEOutput"),
         *("Neighbors", "SoftNeighbors", "neighbors_loss"),
-        *("SparkAttention", "SparkCache", "SparkFFN"),
+        *("SparkAttention", "SparkCache", "SparkFFN", "PrunedTokens", "TokenBudget", "TokenPruner"),
     },
     "khot.kernels": {"cpu", "status"},
     "khot.sae": {

@@ -11,7 +11,7 @@ PUBLIC = {
         *("SigmoidTopK", "KHotGate", "Schedule", "geometric", "linear", "Router", "MoE", "MoEOutput"),
         *("SparseAutoencoder", "SparseAutoencoderConfig", "SparseAutoencoderOutput", "SparseAutoencoderMetrics"),
         *("SparseCode", "aux_k_loss", "aux_zipf_loss", "Neighbors", "SoftNeighbors", "neighbors_loss"),
-        *("SparkAttention", "SparkCache", "SparkFFN"),
+        *("SparkAttention", "SparkCache", "SparkFFN", "PrunedTokens", "TokenBudget", "TokenPruner"),
     },
     "nn.neighbors": {
         *("Neighbors", "SoftNeighbors", "neighbors_loss", "squared_euclidean", "euclidean", "cosine"),
@@ -22,6 +22,10 @@ PUBLIC = {
         *("update_bias", "max_violation", "dead_experts", "routing_entropy"),
     },
     "nn.spark": {"SparkAttention", "SparkCache", "SparkFFN"},
+    "nn.tokens": {
+        *("PrunedTokens", "TokenBudget", "TokenPruner", "attention_received", "fast_then_slow", "filtering_layers"),
+        *("layer_similarity", "weighted_attention"),
+    },
     "nn.selectors": {"Selector", "hard", "sampled", "soft", "straight_through"},
     "nn.schedules": {"Schedule", "geometric", "linear"},
 }
@@ -35,9 +39,8 @@ def test_the_public_names_of_nn(name):
     names = {n for n in dir(module) if not n.startswith("_")}
     rooms = {n for n in names if isinstance(getattr(module, n), ModuleType)}
     assert names - rooms == PUBLIC[name]
-    assert rooms == (
-        {"moe", "neighbors", "routing", "sae", "schedules", "selectors", "spark"} if name == "nn" else set()
-    )
+    own = {"moe", "neighbors", "routing", "sae", "schedules", "selectors", "spark", "tokens"}
+    assert rooms == (own if name == "nn" else set())
     assert all(getattr(module, n).__doc__ for n in PUBLIC[name])
 
 

@@ -5,6 +5,7 @@ from . import routing as routing
 from . import schedules as schedules
 from . import selectors as selectors
 from . import spark as spark
+from . import tokens as tokens
 from ._layers import KHotGate as KHotGate
 from ._layers import SigmoidTopK as SigmoidTopK
 from .moe import MoE as MoE
@@ -26,3 +27,6 @@ from .schedules import linear as linear
 from .spark import SparkAttention as SparkAttention
 from .spark import SparkCache as SparkCache
 from .spark import SparkFFN as SparkFFN
+from .tokens import PrunedTokens as PrunedTokens
+from .tokens import TokenBudget as TokenBudget
+from .tokens import TokenPruner as TokenPruner

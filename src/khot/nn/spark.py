@@ -115,9 +115,8 @@ class SparkFFN(nn.Module):
             layer = cls(gate.shape[1], len(gate), k, r, **options)
         layer = layer.to_empty(device=gate.device).to(gate.dtype)
         with torch.no_grad():
-            u, s, v = torch.linalg.svd(
-                gate.detach().to(torch.promote_types(gate.dtype, torch.float32)), full_matrices=False
-            )
+            wide = gate.detach().to(torch.promote_types(gate.dtype, torch.float32))
+            u, s, v = torch.linalg.svd(wide, full_matrices=False)
             root = s[:r].sqrt()
             parts = {"first": u[:, :r] * root, "projection": root[:, None] * v[:r], "second": up, "out": down.mT}
             for name, value in parts.items():
