@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -39,11 +40,11 @@ class Plan(NamedTuple):
     """How much to do."""
 
     seeds: tuple[int, ...] = tuple(range(5))
-    steps: int = 300
+    steps: tuple[int, ...] = (700, 400)  # for each problem
     shares: tuple[float, ...] = SHARES
 
 
-QUICK = Plan(seeds=(0,), steps=5, shares=(0.25,))
+QUICK = Plan(seeds=(0,), steps=(5, 5), shares=(0.25,))
 
 
 class Row(NamedTuple):
@@ -196,12 +197,6 @@ class Sigma(Chooser):
         return self.pruner(h, scores=self.linear(stage, h), k=k, mask=mask, special=self.special).weights
 
 
-class SigmaFixed(Sigma):
-    """σ_k with the same count in each stage."""
-
-    counts = Chooser.counts
-
-
 class HardSTE(Chooser):
     """Hard top-k with the gradient of a sigmoid of each score."""
 
@@ -257,13 +252,12 @@ class Random(Chooser):
 METHODS: dict[str, type[Chooser] | None] = {
     "all tokens": None,
     "σ_k, learned counts": Sigma,
-    "σ_k, equal counts": SigmaFixed,
     "hard-STE": HardSTE,
     "DTop-K": DTopK,
     "attention score": AttentionScore,
     "random": Random,
 }
-COLOURS = dict(zip(METHODS, (GREY, BLUE, GREEN, ORANGE, PINK, YELLOW, "#22303c"), strict=True))
+COLOURS = dict(zip(METHODS, (GREY, BLUE, GREEN, ORANGE, PINK, YELLOW), strict=True))
 
 
 def train(problem: str, method: str, share: float, seed: int, steps: int) -> tuple[Encoder, Row]:
@@ -295,12 +289,19 @@ def train(problem: str, method: str, share: float, seed: int, steps: int) -> tup
     return model, Row(problem, method, share if kind else 1.0, seed, accuracy, kept, counts, off, seconds)
 
 
-def run(plan: Plan) -> Iterator[Row]:
-    """Yield a row for each training."""
-    for problem, method in product(PROBLEMS, METHODS):
-        for share in plan.shares if METHODS[method] else (1.0,):
-            for seed in plan.seeds:
-                yield train(problem, method, share, seed, plan.steps)[1]
+def run(plan: Plan, problems: list[str], done: list[Row]) -> Iterator[Row]:
+    """Yield a row for each training that is not done."""
+    known = {(row.problem, row.method, row.share, row.seed) for row in done}
+    for problem, method in product(problems, METHODS):
+        steps = plan.steps[list(PROBLEMS).index(problem)]
+        for share, seed in product(plan.shares if METHODS[method] else (1.0,), plan.seeds):
+            if (problem, method, share, seed) not in known:
+                yield train(problem, method, share, seed, steps)[1]
+
+
+def read(path: Path) -> list[Row]:
+    """Return the rows of a CSV file, if it is there."""
+    return [Row(**vars(row)) for row in common.read_rows(path)] if path.exists() else []
 
 
 def report(rows: list[Row]) -> str:
@@ -374,19 +375,24 @@ def figure(rows: list[Row], steps: int) -> Figure:
 
 
 def main() -> int:
-    args = common.parser(__doc__, "one seed, five steps, one share").parse_args()
+    parser = common.parser(__doc__, "one seed, five steps, one share")
+    parser.add_argument("--problem", choices=list(PROBLEMS), help="default: all; then only the CSV is written")
+    parser.add_argument("--resume", action="store_true", help="go on after the rows of the CSV, such as after Ctrl-C")
+    args = parser.parse_args()
     plan, at = QUICK if args.quick else Plan(), common.places(args)
     torch.set_num_threads(1)
-    rows: list[Row] = []
-    methods = (len(METHODS) - 1) * len(plan.shares) + 1
-    is_interrupted = common.collect(run(plan), rows, len(PROBLEMS) * methods * len(plan.seeds))
+    problems = [args.problem] if args.problem else list(PROBLEMS)
+    rows = read(at.results / "tokens.csv") if args.resume else []
+    total = len(problems) * ((len(METHODS) - 1) * len(plan.shares) + 1) * len(plan.seeds)
+    is_interrupted = common.collect(run(plan, problems, list(rows)), rows, total)
     if rows:
         common.write(at.results / "tokens.csv", common.to_csv(rows, digits=6))
-        rows = [Row(**vars(row)) for row in common.read_rows(at.results / "tokens.csv")]
-    if rows and not is_interrupted:
+        rows = read(at.results / "tokens.csv")
+    is_whole = rows and not is_interrupted and not args.problem
+    if is_whole:
         common.write_table(at.tables / "tokens.md", report(rows))
-        common.write_picture(at.images / "tokens.svg", figure(rows, plan.steps))
-    common.show(args, rows, report(rows) if rows and not is_interrupted else "")
+        common.write_picture(at.images / "tokens.svg", figure(rows, plan.steps[1]))
+    common.show(args, rows, report(rows) if is_whole else "")
     return 130 if is_interrupted else 0
 
 
