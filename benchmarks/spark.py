@@ -38,7 +38,7 @@ class Plan(NamedTuple):
 
     rows: int = 2000
     seeds: tuple[int, ...] = (0, 1, 2)
-    steps: int = 500
+    steps: int = 300
     sizes: tuple[int, ...] = (10**3, 10**4, 10**5, 10**6)
     layers: int = 8
     rounds: int = 41

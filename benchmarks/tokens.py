@@ -32,7 +32,7 @@ from khot.nn import TokenBudget, TokenPruner
 from khot.nn.tokens import weighted_attention
 
 WIDTH, HEADS, STAGES = 32, 2, 3
-SHARES = (0.5, 0.25, 0.125)
+SHARES = (0.25, 0.125)
 RATE, COUNT_RATE, BATCH = 3e-3, 3e-2, 64
 
 
@@ -40,7 +40,7 @@ class Plan(NamedTuple):
     """How much to do."""
 
     seeds: tuple[int, ...] = tuple(range(5))
-    steps: tuple[int, ...] = (700, 400)  # for each problem
+    steps: tuple[int, ...] = (600, 400)  # for each problem
     shares: tuple[float, ...] = SHARES
 
 

@@ -49,9 +49,9 @@ def cutoff(x: Tensor, k: PerRow, mask: Mask) -> Tensor:
 
 def exact_cutoff(x: Tensor, mask: Mask, chosen: Tensor) -> Tensor:
     """Return the largest allowed score that is not chosen, (…, 1); NaN where there is none."""
-    rest = allowed(x, mask) & (chosen == 0)
-    largest = torch.where(rest, x, -torch.inf).amax(-1, keepdim=True)
-    return torch.where(rest.any(-1, keepdim=True) & chosen.isfinite().all(-1, keepdim=True), largest, torch.nan)
+    rest = chosen == 0  # false where a row of NaN could not be satisfied
+    largest = torch.where(rest if mask is None else rest & mask, x, -torch.inf).amax(-1, keepdim=True)
+    return torch.where(largest > -torch.inf, largest, torch.nan)
 
 
 def above(x: Tensor, theta: Tensor, mask: Mask, smooth: float) -> Tensor:
