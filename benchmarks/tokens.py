@@ -292,9 +292,9 @@ def train(problem: str, method: str, share: float, seed: int, steps: int) -> tup
 def run(plan: Plan, problems: list[str], done: list[Row]) -> Iterator[Row]:
     """Yield a row for each training that is not done."""
     known = {(row.problem, row.method, row.share, row.seed) for row in done}
-    for problem, method in product(problems, METHODS):
+    for problem, seed, method in product(problems, plan.seeds, METHODS):
         steps = plan.steps[list(PROBLEMS).index(problem)]
-        for share, seed in product(plan.shares if METHODS[method] else (1.0,), plan.seeds):
+        for share in plan.shares if METHODS[method] else (1.0,):
             if (problem, method, share, seed) not in known:
                 yield train(problem, method, share, seed, steps)[1]
 
@@ -366,7 +366,7 @@ def figure(rows: list[Row], steps: int) -> Figure:
             axis = grid[line, column]
             mask = torch.ones(16) if line == 0 else seen[line - 1][column]
             shown = mask.view(4, 4).repeat_interleave(2, 0).repeat_interleave(2, 1)
-            axis.imshow(pixels, cmap="gray_r", alpha=(0.12 + 0.88 * shown).numpy(), vmin=0, vmax=1)
+            axis.imshow(pixels.numpy(), cmap="gray_r", alpha=(0.12 + 0.88 * shown).numpy(), vmin=0, vmax=1)
             axis.set(xticks=[], yticks=[])
             if column == 0:
                 axis.set_ylabel(f"block {line}" if line else "input", rotation=0, ha="right", va="center")
