@@ -98,10 +98,13 @@ def test_training_is_evaluation_with_a_gradient():
     with torch.no_grad():
         hard = model(IDS, attention_mask=MASK).last_hidden_state
         kept = pruning.kept
+        assert torch.equal(pruning.weights, kept[-1].float())
     model.train()
     soft = model(IDS, attention_mask=MASK).last_hidden_state
     assert torch.equal(pruning.kept, kept)
     torch.testing.assert_close(soft[MASK.bool()], hard[MASK.bool()])
+    assert torch.equal(pruning.weights.detach() * MASK, kept[-1].float())
+    assert pruning.weights.requires_grad
     soft[:, 0].square().sum().backward()
     assert pruning.budget.logits.grad.abs().sum() > 0
     assert model.encoder.layer[0].attention.self.query.weight.grad.abs().sum() > 0

@@ -33,6 +33,8 @@ class TokenPruning(nn.Module):
         pruners: a `khot.nn.TokenPruner` for each stage; their temperatures may be scheduled.
         budget: the `khot.nn.TokenBudget`, or None. Give its parameters to the optimiser.
         kept: booleans (layers, batch, n): which tokens each layer saw in the last call.
+        weights: (batch, n), 1 for the tokens that the last layer saw, else 0; in training with a gradient. Pool with
+            them, not with `kept`, where counts are learned.
     """
 
     def __init__(
@@ -64,6 +66,10 @@ class TokenPruning(nn.Module):
         if not self._kept:
             raise ValueError("`kept` is known after a call of the model; there was none.")
         return torch.stack(self._kept)
+
+    @property
+    def weights(self) -> Tensor:
+        return self.kept[-1].float() if self._weights is None else self._weights
 
     def remove(self) -> None:
         """Give the model back as it was."""
