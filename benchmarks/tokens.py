@@ -311,7 +311,7 @@ def report(rows: list[Row]) -> str:
         mine = [row for row in rows if row.problem == problem]
         shares = sorted({row.share for row in mine if row.method != "all tokens"}, reverse=True)
         table = []
-        for method in dict.fromkeys(row.method for row in mine):
+        for method in [name for name in METHODS if any(row.method == name for row in mine)]:
             cells = []
             for share in shares:
                 found = [
@@ -342,7 +342,8 @@ def figure(rows: list[Row], steps: int) -> Figure:
     """Return accuracy against tokens kept, and below it what the blocks see of six digits."""
     picture = Figure(figsize=(10, 8.6), layout="constrained")
     top, bottom = picture.subfigures(2, 1, height_ratios=(1, 1.05))
-    for axis, problem in zip(top.subplots(1, 2), PROBLEMS, strict=True):
+    problems = [problem for problem in PROBLEMS if any(row.problem == problem for row in rows)]
+    for axis, problem in zip(top.subplots(1, len(problems), squeeze=False)[0], problems, strict=True):
         for method, colour in COLOURS.items():
             points = {}
             for row in rows:
