@@ -11,7 +11,7 @@ EXTRA = $(if $(filter run,$*),select,$*)
 QUIET := $(shell test -t 2 || echo --quiet)
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm coding sindy beams neighbors attention kill clean
+.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm coding sindy beams neighbors attention spark tokens tokens-minilm kill clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
@@ -155,6 +155,17 @@ attention: $(call stamp,test)
 # Beams: the files that docs/search.md shows; ten minutes.
 beams: $(call stamp,test)
 	$(BIN)/python -m benchmarks.beams
+
+# Statistical top-k and Spark layers: the files that docs/spark.md shows; ten minutes, and a quiet machine for the times.
+spark: $(call stamp,test)
+	$(BIN)/python -m benchmarks.spark
+
+# Which way to drop tokens? A quarter of an hour; the first table of docs/tokens.md. The second needs a text and MiniLM.
+tokens: $(call stamp,test)
+	$(BIN)/python -m benchmarks.tokens
+
+tokens-minilm: $(call stamp,test)
+	$(BIN)/python -m benchmarks.tokens_minilm examples/shakespeare.txt
 
 # Kill `khot select` and `khot sae` at random moments.
 kill: $(call stamp,test)

@@ -57,7 +57,11 @@ AREAS = {
     "neighbours": (620, {"neighbors.py", "_neighborhood.py"}),
     "search": (910, {"search", "_beams.py"}),
     "attention": (1_390, {"attention", "_attention.py", "tails.py", "cells.py"}),
-    "the rest": (12_380, set()),
+    "spark and tokens": (
+        1_500,
+        {"_spark.py", "_statistical.py", "_tokens.py", "spark.py", "statistical.py", "tokens.py"},
+    ),
+    "the rest": (12_430, set()),
 }
 """Ratchets of lines, with the folders and files that each counts. Lower them when code shrinks."""
 

@@ -15,6 +15,7 @@ PUBLIC = {
         *("sigmoid_topk", "laplace_topk", "normal_topk", "cauchy_topk", "euclidean_topk", "power_topk", "relaxation"),
         *("log_sigmoid_topk", "threshold", "hard_topk", "straight_through", "ordered_topk", "soft_topk"),
         *("successive_halving_topk", "iterative_topk"),
+        *("statistical_logits", "statistical_threshold", "statistical_topk"),
         *("khot_cross_entropy", "precision_at_k_loss", "recall_at_k_loss"),
         *("sample_khot", "sample_relaxed_khot", "horvitz_thompson", "horvitz_thompson_variance"),
     },
@@ -23,6 +24,7 @@ PUBLIC = {
         *("aux_k_loss", "aux_zipf_loss", "SparseAutoencoderMetrics"),
         *("KHotGate", "Schedule", "geometric", "linear", "Router", "MoE", "MoEOutput"),
         *("Neighbors", "SoftNeighbors", "neighbors_loss", "SigmoidTopKAttention"),
+        *("SparkAttention", "SparkCache", "SparkFFN", "PrunedTokens", "TokenBudget", "TokenPruner"),
     },
     "khot.kernels": {"cpu", "status"},
     "khot.sae": {

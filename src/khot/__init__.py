@@ -39,6 +39,9 @@ from .relaxations import recall_at_k_loss as recall_at_k_loss
 from .relaxations import relaxation as relaxation
 from .relaxations import sigmoid_topk as sigmoid_topk
 from .relaxations import soft_topk as soft_topk
+from .relaxations import statistical_logits as statistical_logits
+from .relaxations import statistical_threshold as statistical_threshold
+from .relaxations import statistical_topk as statistical_topk
 from .relaxations import straight_through as straight_through
 from .relaxations import successive_halving_topk as successive_halving_topk
 from .relaxations import threshold as threshold
@@ -46,4 +49,5 @@ from .relaxations import threshold as threshold
 __all__ = ["cauchy_topk", "euclidean_topk", "hard_topk", "horvitz_thompson", "horvitz_thompson_variance"]
 __all__ += ["iterative_topk", "khot_cross_entropy", "laplace_topk", "log_sigmoid_topk", "normal_topk", "ordered_topk"]
 __all__ += ["power_topk", "precision_at_k_loss", "recall_at_k_loss", "relaxation", "sample_khot", "sample_relaxed_khot"]
+__all__ += ["statistical_logits", "statistical_threshold", "statistical_topk"]
 __all__ += ["sigmoid_topk", "soft_topk", "straight_through", "successive_halving_topk", "threshold"]

@@ -6,7 +6,7 @@ import pytest
 
 PUBLIC = {
     "khot.sklearn": {"KHotNeighborhood", "KHotRegressor", "KHotSelector", "KSVD"},
-    "khot.hf": {"beam_search", "register_attention", "swap_routers"},
+    "khot.hf": {"beam_search", "register_attention", "swap_routers", "TokenPruning", "prune_tokens", "swap_ffns"},
     "khot.sindy": {"KHotOptimizer", "floored_ebic"},
 }
 

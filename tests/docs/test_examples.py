@@ -108,6 +108,16 @@ def metric_learning(text):
     assert numbers(text, "share of the map that looks at the two features:")[0] > 0.8
 
 
+def prune_tokens(text):
+    whole, attended, random, trained = (float(found) for found in re.findall(r"accuracy (\d\.\d+)", text))
+    assert random + 0.02 < attended < whole
+    assert trained > whole - 0.03
+    counts = [int(found) for found in NUMBER.findall(text.splitlines()[-1])]
+    assert counts[0] == 17
+    assert sum(counts[1:]) == round(0.35 * 17 * 3)
+    assert counts == sorted(counts, reverse=True)
+
+
 def learn_k(text):
     for price in ("0.20", "0.05", "0.02"):
         worth, learned = numbers(text, f"price {price}:")

@@ -18,8 +18,12 @@ from khot.nn import (
     SigmoidTopK,
     SigmoidTopKAttention,
     SoftNeighbors,
+    SparkAttention,
+    SparkFFN,
     SparseAutoencoder,
     SparseAutoencoderConfig,
+    TokenBudget,
+    TokenPruner,
     routing,
 )
 
@@ -41,6 +45,10 @@ LAYERS = {
     ),
     "SigmoidTopKAttention": partial(SigmoidTopKAttention, 8, 2, 3),
     "SigmoidTopKAttention learned": lambda: SigmoidTopKAttention(8, 2, nn.Parameter(torch.tensor([2.0, 3.0]))),
+    "SparkFFN": partial(SparkFFN, 8, 16, 2),
+    "SparkAttention": partial(SparkAttention, 8, 2, 3),
+    "TokenPruner": partial(TokenPruner, 2, score=8),
+    "TokenBudget": lambda: TokenBudget(3, 0.5, costs=torch.ones(3)),
     "Router": partial(Router, 8, 4, 2),
     "Router with a bias": partial(Router, 8, 4, 2, biased=True),
     "MoE": lambda: MoE(Router(8, 4, 2), [nn.Linear(8, 8) for _ in range(4)]),

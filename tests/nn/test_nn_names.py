@@ -12,6 +12,7 @@ PUBLIC = {
         *("SparseAutoencoder", "SparseAutoencoderConfig", "SparseAutoencoderOutput", "SparseAutoencoderMetrics"),
         *("SparseCode", "aux_k_loss", "aux_zipf_loss", "Neighbors", "SoftNeighbors", "neighbors_loss"),
         "SigmoidTopKAttention",
+        *("SparkAttention", "SparkCache", "SparkFFN", "PrunedTokens", "TokenBudget", "TokenPruner"),
     },
     "nn.neighbors": {
         *("Neighbors", "SoftNeighbors", "neighbors_loss", "squared_euclidean", "euclidean", "cosine"),
@@ -20,6 +21,11 @@ PUBLIC = {
         *("Route", "Routing", "sigma_topk", "balanced_sigma_topk", "softmax_topk", "sigmoid_gates", "noisy_topk"),
         *("expert_choice", "dselect_k", "load", "load_balance_loss", "importance_loss", "cv_squared", "z_loss"),
         *("update_bias", "max_violation", "dead_experts", "routing_entropy"),
+    },
+    "nn.spark": {"SparkAttention", "SparkCache", "SparkFFN"},
+    "nn.tokens": {
+        *("PrunedTokens", "TokenBudget", "TokenPruner", "attention_received", "fast_then_slow", "filtering_layers"),
+        *("layer_similarity", "weighted_attention"),
     },
     "nn.selectors": {"Selector", "hard", "sampled", "soft", "straight_through"},
     "nn.schedules": {"Schedule", "geometric", "linear"},
@@ -34,7 +40,8 @@ def test_the_public_names_of_nn(name):
     names = {n for n in dir(module) if not n.startswith("_")}
     rooms = {n for n in names if isinstance(getattr(module, n), ModuleType)}
     assert names - rooms == PUBLIC[name]
-    assert rooms == ({"moe", "neighbors", "routing", "sae", "schedules", "selectors"} if name == "nn" else set())
+    own = {"moe", "neighbors", "routing", "sae", "schedules", "selectors", "spark", "tokens"}
+    assert rooms == (own if name == "nn" else set())
     assert all(getattr(module, n).__doc__ for n in PUBLIC[name])
 
 

@@ -40,6 +40,16 @@ def indices(x: Tensor) -> Tensor:
     return result.view(*x.shape[:-1], most)
 
 
+def falling(x: Tensor) -> Tensor:
+    """Return the entries in falling order, differentiable; (…, n)."""
+    return x.gather(-1, order(x))
+
+
+def never_rising(x: Tensor) -> Tensor:
+    """Return the least entry so far; (…, n)."""
+    return x.cummin(-1).values
+
+
 def softmaxes(x: Tensor, k: int, temperature: float) -> Tensor:
     """Sum k softmaxes of x/T, each without the share that was chosen before: x += log(1 − previous).
 

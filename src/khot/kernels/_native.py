@@ -67,7 +67,7 @@ def _load() -> tuple[Any, str]:
     except (OSError, AttributeError) as error:
         return None, f"eager torch (native library does not load: {error})"
     width = "AVX2" if library.khot_has_avx2() else "portable"
-    what = "top-k (sigmoid, Laplace, Euclidean, hard), pivotal and systematic samples, matching pursuit"
+    what = "top-k (sigmoid, Laplace, Euclidean, hard, statistical), pivotal and systematic samples, matching pursuit"
     return library, f"native, {width} (for {what}; eager torch for the rest; {built})"
 
 
@@ -109,10 +109,16 @@ def _solve(
     outputs: tuple[int | None, ...] = (),
 ) -> Tensor:
     """Return what a function of rows writes, a tensor like x; it may take more inputs, and write to more outputs."""
-    x, n = x.contiguous(), x.shape[-1]
+    x = x.contiguous()
     result = torch.empty_like(x)
-    if not result.numel():
-        return result
+    if result.numel():
+        _call(name, x, k, temperature, mask, path, cdf, *inputs, result.data_ptr(), *outputs)
+    return result
+
+
+def _call(name: str, x: Tensor, k: Any, temperature: Any, mask: Mask, path: int, cdf: int, *rest: float | None) -> None:
+    """Call a function of rows; x is contiguous, and the rest are numbers and addresses."""
+    n = x.shape[-1]
     k, k_address, k_stride, k_of_all = _column(k)
     temperature, address, stride, of_all = _column(temperature)
     mask, mask_address, mask_row_stride, mask_stride = _mask(mask, n)
@@ -120,8 +126,7 @@ def _solve(
         x.data_ptr(), x.numel() // n, n, k_address, k_stride, address, stride, mask_address, mask_row_stride,
         mask_stride, k_of_all, of_all, _DTYPES[x.dtype], torch.get_num_threads(), path, cdf,
     )  # fmt: skip
-    getattr(LIBRARY, name)(rows, *inputs, result.data_ptr(), *outputs)
-    return result
+    getattr(LIBRARY, name)(rows, *rest)
 
 
 def margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Mask, path: int = WIDE) -> Tensor:
@@ -150,6 +155,19 @@ def native_pull(
 def hard_topk(x: Tensor, k: PerRow, mask: Mask, path: int = WIDE) -> Tensor:
     """Return what `_math.select.k_hot` does."""
     return _solve("khot_hard_topk", x, k, 1.0, mask, path)
+
+
+def statistical(x: Tensor, multiplier: float, y: Tensor | None = None, smooth: float = 0.0, path: int = WIDE) -> Tensor:
+    """Return θ of unmasked rows (…, n), (…, 1) float64, not finite where x is not; write `above` of them to `y`.
+
+    As `_math.statistical`; `y` is contiguous, like `x`.
+    """
+    x = x.contiguous()
+    theta = torch.empty((*x.shape[:-1], 1), dtype=torch.float64, device="cpu")
+    if x.numel():
+        address = None if y is None else y.data_ptr()
+        _call("khot_statistical", x, multiplier, 1.0, None, path, 0, smooth, address, theta.data_ptr())
+    return theta
 
 
 def pivotal(

@@ -4,6 +4,8 @@ from . import neighbors as neighbors
 from . import routing as routing
 from . import schedules as schedules
 from . import selectors as selectors
+from . import spark as spark
+from . import tokens as tokens
 from ._attention import SigmoidTopKAttention as SigmoidTopKAttention
 from ._layers import KHotGate as KHotGate
 from ._layers import SigmoidTopK as SigmoidTopK
@@ -23,3 +25,9 @@ from .sae import aux_zipf_loss as aux_zipf_loss
 from .schedules import Schedule as Schedule
 from .schedules import geometric as geometric
 from .schedules import linear as linear
+from .spark import SparkAttention as SparkAttention
+from .spark import SparkCache as SparkCache
+from .spark import SparkFFN as SparkFFN
+from .tokens import PrunedTokens as PrunedTokens
+from .tokens import TokenBudget as TokenBudget
+from .tokens import TokenPruner as TokenPruner

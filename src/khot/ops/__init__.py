@@ -8,7 +8,9 @@ them where it can.
 """
 
 from ._samplers import brewer, natural_parameters, order, pivotal, rejective, sampford, systematic, uniform
+from ._statistical import quick_cutoff, statistical_cutoff, statistical_topk
 from ._topk import HAS_NATIVE, constant, hard_topk, is_plain, is_watched, margin, sigmoid_margins, topk
 
 __all__ = ["HAS_NATIVE", "constant", "hard_topk", "is_plain", "is_watched", "margin", "sigmoid_margins", "topk"]
 __all__ += ["brewer", "natural_parameters", "order", "pivotal", "rejective", "sampford", "systematic", "uniform"]
+__all__ += ["quick_cutoff", "statistical_cutoff", "statistical_topk"]

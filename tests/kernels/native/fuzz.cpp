@@ -1,6 +1,6 @@
 // Fuzzes the C entry points under the address and undefined-behaviour sanitizers: random sizes, ks, temperatures, masks
 // and bit patterns. A case fails if a row that can be satisfied does not sum to k, if one that cannot is not NaN, or if
-// an entry leaves [0, 1]; if a sample is not 0s and 1s of the right number; if a pursuit takes an atom twice or makes the
+// an entry leaves [0, 1]; if a statistical top-k is not what exceeds its threshold; if a sample is not 0s and 1s of the right number; if a pursuit takes an atom twice or makes the
 // residual larger; and if a call that gets no memory does not
 // say so. The sanitizers catch the rest. Usage: fuzz [cases] [seed]
 #include <cmath>
@@ -115,6 +115,16 @@ template <class T> int fuzz(Rng& rng, long number) {
   std::vector<uint8_t> left((size_t)rows);
   khot_sigmoid_margin(&scores, z.data(), left.data());
   khot_hard_topk(&scores, chosen.data());
+  std::vector<T> over(x.size());
+  std::vector<double> theta((size_t)rows);
+  khot_statistical(&scores, rng() % 2 ? 0.0 : 0.1, over.data(), theta.data());
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t i = 0; i < n; ++i) {
+      const auto above = (double)(T)(x[(size_t)(r * n + i)] - (T)theta[(size_t)r]);
+      const auto y = (double)over[(size_t)(r * n + i)];
+      if (std::isfinite(theta[(size_t)r]) && !(y >= 0 && (y > 0) <= (above > 0) && y <= std::fmax(above, 0) * 1.001))
+        return std::printf("case %ld row %ld: statistical %.17g above %.17g\n", number, (long)r, y, above), 1;
+    }
   const double limit = sizeof(T) == 4 ? 1e-6 : 1e-9;
   for (int64_t r = 0; r < rows; ++r) {
     const double want =

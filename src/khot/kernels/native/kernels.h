@@ -50,6 +50,8 @@ template <class T> struct Kernels {
   double (*pull[KHOT_CDFS])(const Row<T>& row, const T* g, T* dx);
   // Orthogonal matching pursuit of one signal; returns how many atoms it took.
   int64_t (*pursue)(const Signal<T>& signal, const Room<T>& room);
+  // Statistical top-k of one row, whose k is the multiplier of the deviation; returns the threshold.
+  double (*statistical)(const Row<T>& row, double smooth, T* y);
 };
 
 extern const Kernels<float> portable_float;

@@ -115,6 +115,13 @@ template <class T> void pull(const khot_rows& rows, const T* g, T* dx, double* d
   });
 }
 
+template <class T> void statistical(const khot_rows& rows, double smooth, T* y, double* theta) {
+  const auto& table = kernels(rows.path, T());
+  for_rows(rows.rows, rows.n, rows.threads, [&](int64_t r, int share) {
+    theta[r] = table.statistical(row_of<T>(rows, r, share), smooth, y ? y + r * rows.n : nullptr);
+  });
+}
+
 constexpr int64_t kSignals = 32;  // so many are coded in the same room
 
 template <class T>
@@ -163,6 +170,11 @@ void khot_hard_topk(const khot_rows* rows, void* out) noexcept {
 void khot_topk_pull(const khot_rows* rows, const void* g, void* dx, double* dk) noexcept {
   if (rows->dtype == KHOT_FLOAT) return pull(*rows, static_cast<const float*>(g), static_cast<float*>(dx), dk);
   pull(*rows, static_cast<const double*>(g), static_cast<double*>(dx), dk);
+}
+
+void khot_statistical(const khot_rows* rows, double smooth, void* y, double* theta) noexcept {
+  if (rows->dtype == KHOT_FLOAT) return statistical(*rows, smooth, static_cast<float*>(y), theta);
+  statistical(*rows, smooth, static_cast<double*>(y), theta);
 }
 
 int khot_pursue(const khot_signals* signals, void* alpha, int64_t* atoms, void* coefs, int64_t* taken,

@@ -72,6 +72,11 @@ KHOT_API void khot_hard_topk(const khot_rows* rows, void* out) KHOT_NOEXCEPT;
  * Reads no k and no mask. */
 KHOT_API void khot_topk_pull(const khot_rows* rows, const void* g, void* dx, double* dk) KHOT_NOEXCEPT;
 
+/* Statistical top-k: y = max(x − θ, 0), or its C¹ form if smooth > 0, with θ = mean + std·k, so that `k` is a multiplier.
+ * theta gets a number per row, which is not finite where the scores, or the squares of their differences, are not.
+ * y may be null. Reads no temperature and no mask. */
+KHOT_API void khot_statistical(const khot_rows* rows, double smooth, void* y, double* theta) KHOT_NOEXCEPT;
+
 /* Pivotal samples, (draws · rows) × n. The tree's leaves are the items in the order given (row r's at
  * order + r * order_stride), in a random order of each sample's own, or as they come. */
 KHOT_API int khot_pivotal(const khot_draws* draws, const uint8_t* is_whole, const int64_t* order, int64_t order_stride,
