@@ -17,6 +17,7 @@ PUBLIC = {
         *("successive_halving_topk", "iterative_topk"),
         *("khot_cross_entropy", "precision_at_k_loss", "recall_at_k_loss"),
         *("sample_khot", "sample_relaxed_khot", "horvitz_thompson", "horvitz_thompson_variance"),
+        *("inclusion_probs", "sample_rows"),
     },
     "khot.nn": {
         *("SigmoidTopK", "SparseAutoencoder", "SparseAutoencoderConfig", "SparseAutoencoderOutput", "SparseCode"),

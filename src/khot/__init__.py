@@ -13,8 +13,10 @@ from . import testing as testing
 from ._version import __version__ as __version__
 from .designs import horvitz_thompson as horvitz_thompson
 from .designs import horvitz_thompson_variance as horvitz_thompson_variance
+from .designs import inclusion_probs as inclusion_probs
 from .designs import sample_khot as sample_khot
 from .designs import sample_relaxed_khot as sample_relaxed_khot
+from .designs import sample_rows as sample_rows
 from .relaxations import cauchy_topk as cauchy_topk
 from .relaxations import euclidean_topk as euclidean_topk
 from .relaxations import hard_topk as hard_topk
@@ -38,3 +40,4 @@ __all__ = ["cauchy_topk", "euclidean_topk", "hard_topk", "horvitz_thompson", "ho
 __all__ += ["iterative_topk", "khot_cross_entropy", "laplace_topk", "log_sigmoid_topk", "normal_topk", "ordered_topk"]
 __all__ += ["power_topk", "precision_at_k_loss", "recall_at_k_loss", "relaxation", "sample_khot", "sample_relaxed_khot"]
 __all__ += ["sigmoid_topk", "soft_topk", "straight_through", "successive_halving_topk", "threshold"]
+__all__ += ["inclusion_probs", "sample_rows"]

@@ -9,7 +9,7 @@ import khot
 DOCUMENTED = {
     "designs": {
         *("Design", "Pivotal", "Systematic", "ConditionalPoisson", "Sampford", "Brewer", "Pareto", "PlackettLuce"),
-        *("KHotStraightThrough", "RelaxedKHot"),
+        *("KHotStraightThrough", "RelaxedKHot", "SampledRows"),
     },
     "estimators": {
         *("straight_through_sample", "simple", "relaxed", "xie_ermon", "stochastic_times_smooth"),
@@ -28,6 +28,7 @@ DOCUMENTED = {
 FRONT_DOOR = {
     "designs": {
         *("MakesDesign", "sample_khot", "sample_relaxed_khot", "horvitz_thompson", "horvitz_thompson_variance"),
+        *("inclusion_probs", "sample_rows"),
     },
     "estimators": {"takes_objective"},
     "search": {"search"},
