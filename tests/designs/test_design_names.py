@@ -9,7 +9,7 @@ import khot
 DOCUMENTED = {
     "designs": {
         *("Design", "Pivotal", "Systematic", "ConditionalPoisson", "Sampford", "Brewer", "Pareto", "PlackettLuce"),
-        *("KHotStraightThrough", "RelaxedKHot", "SampledRows"),
+        *("KHotStraightThrough", "RelaxedKHot", "SampledRows", "Cube", "LocalPivotal", "spatial_order"),
     },
     "estimators": {
         *("straight_through_sample", "simple", "relaxed", "xie_ermon", "stochastic_times_smooth"),

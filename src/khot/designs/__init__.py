@@ -1,5 +1,6 @@
 """Laws of k-hot vectors with given inclusion probabilities, as torch.distributions."""
 
+from ._balanced import Cube, LocalPivotal, spatial_order
 from ._design import Design
 from ._high_entropy import Brewer, ConditionalPoisson, Pareto, Sampford
 from ._order import PlackettLuce
@@ -16,3 +17,4 @@ from ._sample import sample_relaxed_khot as sample_relaxed_khot
 
 __all__ = ["Brewer", "ConditionalPoisson", "Design", "Pareto", "Pivotal", "PlackettLuce", "Sampford", "Systematic"]
 __all__ += ["KHotStraightThrough", "RelaxedKHot", "SampledRows"]
+__all__ += ["Cube", "LocalPivotal", "spatial_order"]

@@ -53,13 +53,12 @@ class Pivotal(Design):
         strata: Tensor | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        is_listed = isinstance(order, Tensor)
-        if not is_listed:
+        if not isinstance(order, Tensor):
             _check.one_of("order", order, ("random", "shared", "given"))
-        self.order = "given" if is_listed else order
+        self.order = "given" if isinstance(order, Tensor) else order
         self._permutation: Tensor | None = None
         super().__init__(probs, k, logits=logits, validate_args=validate_args)
-        if is_listed:
+        if isinstance(order, Tensor):
             _check_order(order, self.parameter, can_read())
             self._permutation = order.to(torch.int64).expand(self.parameter.shape)
         self._strata = None if strata is None else _strata(strata, self.parameter)
