@@ -36,7 +36,18 @@ PUBLIC = {
 def test_public_names():
     public = {name for name, v in vars(khot).items() if not name.startswith("_") and not isinstance(v, ModuleType)}
     assert public == PUBLIC["khot"] == set(khot.__all__)
-    for room in ("boosts", "constraints", "designs", "estimators", "kernels", "metrics", "nn", "search", "testing"):
+    for room in (
+        "boosts",
+        "constraints",
+        "designs",
+        "estimators",
+        "kernels",
+        "metrics",
+        "nn",
+        "search",
+        "survey",
+        "testing",
+    ):
         assert isinstance(getattr(khot, room), ModuleType)
     assert {n for n, v in vars(khot.nn).items() if not n.startswith("_") and callable(v)} == PUBLIC["khot.nn"]
     for name in ("khot.kernels", "khot.sae"):

@@ -3,12 +3,14 @@
 from . import boosts as boosts
 from . import coding as coding
 from . import constraints as constraints
+from . import data as data
 from . import designs as designs
 from . import estimators as estimators
 from . import kernels as kernels
 from . import metrics as metrics
 from . import nn as nn
 from . import search as search
+from . import survey as survey
 from . import testing as testing
 from ._version import __version__ as __version__
 from .designs import horvitz_thompson as horvitz_thompson

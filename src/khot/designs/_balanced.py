@@ -128,7 +128,8 @@ def _known(name: str, value: Any, parameter: Tensor, reads: bool) -> Tensor:
     _check.same_device(name, value, parameter, "probs")
     if reads and not bool(value.isfinite().all()):
         raise ValueError(f"`{name}` must be finite; got NaN or inf.")
-    return value.detach()
+    known: Tensor = value.detach()
+    return known
 
 
 def _draw_in_parts(design: Any, op: Sampler, known: Tensor, width: int, draws: int, seed: Tensor, *more: Any) -> Tensor:
@@ -139,5 +140,7 @@ def _draw_in_parts(design: Any, op: Sampler, known: Tensor, width: int, draws: i
     most = max(AT_ONCE // (p.numel() * width), 1)
     seeds = [noise.stream_key(seed, part) for part in range(-(-draws // most))]
     counts = [min(most, draws - part * most) for part in range(len(seeds))]
-    parts = [op(p, known, is_integer, one, *more, count) for one, count in zip(seeds, counts, strict=True)]
+    parts: list[Tensor] = [
+        op(p, known, is_integer, one, *more, count) for one, count in zip(seeds, counts, strict=True)
+    ]
     return torch.cat(parts)
