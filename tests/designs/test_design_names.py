@@ -16,7 +16,7 @@ DOCUMENTED = {
         *("imle", "AdaptiveStep", "score_function", "rloo", "minimum_variance_baseline"),
         *("taylor_control_variate", "reinmax"),
     },
-    "constraints": {"capped_simplex", "k_hot", "SigmoidTopKTransform"},
+    "constraints": {"capped_simplex", "k_hot", "SigmoidTopKTransform", "CappedSimplexTransform"},
     "metrics": {"chamfer_cosine"},
     "boosts": {"Boost", "double_exp", "linear"},
     "search": {
