@@ -79,8 +79,8 @@ def calibrated_total(
 ) -> Estimate:
     """Estimate the total of y with calibrated weights; its variance is that of what x does not explain of y.
 
-    `Σ w y`, with the weights of `calibrate`, and the variance of the total of y − x·b, b the fit of y on x weighted by
-    the design weights.
+    `Σ w y`, with the weights w of `calibrate`, and the variance of the total of (y − x·b) w/d, b the fit of y on x
+    weighted by the design weights d. Reference: Särndal, Swensson and Wretman (1989), for the factor w/d.
 
     Args:
         values: y of the sample, (k).
@@ -97,4 +97,4 @@ def calibrated_total(
     x = double(known)
     root = d.sqrt()[:, None]
     fit = torch.linalg.lstsq(root * x, root * y[:, None], driver="gelsd").solution
-    return Estimate(w @ y, variance(y - (x @ fit)[:, 0], 1 / d))
+    return Estimate(w @ y, variance((y - (x @ fit)[:, 0]) * w / d, 1 / d))
