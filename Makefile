@@ -150,6 +150,12 @@ sindy: $(call stamp,test)
 beams: $(call stamp,test)
 	$(BIN)/python -m benchmarks.beams
 
+# Surveys and loaders: the files that docs/survey.md shows; ten minutes. The last one needs R with its package sampling.
+survey: $(call stamp,test)
+	$(BIN)/python -m benchmarks.survey
+	$(BIN)/python -m benchmarks.loading
+	$(BIN)/python -m benchmarks.r_agreement
+
 # Kill `khot select` and `khot sae` at random moments.
 kill: $(call stamp,test)
 	$(BIN)/python tests/kill_select.py 20
