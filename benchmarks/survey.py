@@ -149,14 +149,16 @@ def table(rows: list[Row], n: int, k: int) -> str:
     lines = ["| design | estimate | bias | root mean square error | said/true | coverage of 95 % |"]
     lines += ["| :--- | :--- | ---: | ---: | ---: | ---: |"]
     lines += [
-        f"| {r.design} | {r.estimate} | {r.bias:+.2%} | {r.spread:.2%} | {r.said:.2f} | {r.coverage:.1%} |" for r in rows
+        f"| {r.design} | {r.estimate} | {r.bias:+.2%} | {r.spread:.2%} | {r.said:.2f} | {r.coverage:.1%} |"
+        for r in rows
     ]
     error = (0.95 * 0.05 / rows[0].samples) ** 0.5
     return (
         "<!-- Written by benchmarks/survey.py; do not edit. -->\n\n"
         + "\n".join(lines)
-        + f"\n\n{rows[0].samples} samples of {k} of {n} firms for each design. said/true: the root of the mean estimated "
-        + f"variance, over the root mean square error. A coverage of 95 % is measured with an error of {error:.1%}.\n"
+        + f"\n\n{rows[0].samples} samples of {k} of {n} firms for each design. said/true: the root of the mean "
+        + "estimated variance, over the root mean square error. A coverage of 95 % is measured with "
+        + f"an error of {error:.1%}.\n"
     )
 
 

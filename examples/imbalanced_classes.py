@@ -1,13 +1,13 @@
 """Train on few items of an imbalanced data set without a bias: oversample the rare class, and weight by 1/π.
 
-One item of a hundred is positive. Both samplers draw 1000 of 20,000 items an epoch, a positive one twenty times as often
-as another. `DesignSampler` says with which probability π each item was drawn, so a loss weighted by 1/π is that of all
-items on average. It takes a few seconds.
+One item of a hundred is positive. Both samplers draw 1000 of 20,000 items an epoch, a positive one twenty times as
+often as another. `DesignSampler` says with which probability π each item was drawn, so a loss weighted by 1/π is that
+of all items on average. It takes a few seconds.
 """
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
-from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Sampler, TensorDataset, WeightedRandomSampler
 
 from khot.data import DesignSampler
 
@@ -19,7 +19,7 @@ y = (torch.rand(n, generator=draw) < chance).float()
 sizes = torch.where(y == 1, 20.0, 1.0)
 
 
-def train(sampler, weights):
+def train(sampler: Sampler, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Fit a logistic regression to the items that a sampler draws; return the mean probability and the loss on all."""
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 1)

@@ -59,7 +59,9 @@ def sparse_attention(text):
 
 def imbalanced_classes(text):
     rate = numbers(text, "positive items:")[0]
-    (ours, loss), (rival, other) = (numbers(text, name)[-2:] for name in ("DesignSampler, 1/π", "WeightedRandomSampler"))
+    (ours, loss), (rival, other) = (
+        numbers(text, name)[-2:] for name in ("DesignSampler, 1/π", "WeightedRandomSampler")
+    )
     assert abs(ours - rate) < 0.3 * rate < 3 * rate < rival
     assert loss < 0.6 * other
     truth, _, estimate, error = numbers(text, "mean loss:")
