@@ -112,8 +112,8 @@ def table(found: list[Row]) -> str:
         + "\n".join(lines)
         + f"\n\n{found[0].k} of {found[0].n} items an epoch, float32 sizes, one thread, the median of some epochs; "
         + "memory is the peak above that of the process with its sizes. The error is the largest difference between "
-        + f"the mean number of an item in {DRAWS} epochs and π = min(1, c·size), on {SMALL} items of which {SMALL // 5} are "
-        + f"drawn (noise of about 0.02); {environment()['cpu']}.\n"
+        + f"the mean number of an item in {DRAWS} epochs and π = min(1, c·size), on {SMALL} items of "
+        + f"which {SMALL // 5} are drawn (noise of about 0.02); {environment()['cpu']}.\n"
     )
 
 

@@ -60,9 +60,7 @@ def test_the_committed_results_say_what_the_page_says():
     ):
         assert 0.935 < rows[design, estimate].coverage < 0.965  # 3 standard errors
         assert 0.95 < rows[design, estimate].said < 1.05
-    assert rows["equal probabilities", "total, Hájek"].coverage < 0.92, (
-        "the one that is too short, and the page says so"
-    )
+    assert rows["equal probabilities", "total, Hájek"].coverage < 0.92, "too short, and the page says so"
     loaders = {row.sampler: row for row in read_rows(COMMITTED.results / "loading.csv")}
     ours, rival = loaders["`DesignSampler`"], loaders["`WeightedRandomSampler(replacement=False)`"]
     assert (ours.n, ours.k) == (10_000_000, 100_000)
