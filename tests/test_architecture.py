@@ -57,7 +57,7 @@ AREAS = {
     "neighbours": (620, {"neighbors.py", "_neighborhood.py"}),
     "search": (615, {"search"}),
     "surveys and data": (1_500, {"survey", "data", "_rows.py", "_balanced.py", "balanced.py"}),
-    "the rest": (12_950, set()),
+    "the rest": (13_060, set()),
 }
 """Ratchets of lines, with the folders and files that each counts. Lower them when code shrinks."""
 

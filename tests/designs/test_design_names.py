@@ -14,7 +14,7 @@ DOCUMENTED = {
     "estimators": {
         *("straight_through_sample", "simple", "relaxed", "xie_ermon", "stochastic_times_smooth"),
         *("imle", "AdaptiveStep", "score_function", "rloo", "minimum_variance_baseline"),
-        *("taylor_control_variate", "reinmax", "distinct_subsets", "over_samples"),
+        *("taylor_control_variate", "reinmax", "distinct_subsets", "over_samples", "rebar"),
     },
     "constraints": {"capped_simplex", "k_hot", "SigmoidTopKTransform", "CappedSimplexTransform"},
     "metrics": {"chamfer_cosine"},

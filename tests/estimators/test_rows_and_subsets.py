@@ -99,3 +99,59 @@ def test_errors_of_distinct_subsets():
         estimators.distinct_subsets(ConditionalPoisson(logits=THETA, k=2), objective, num_samples=0)
     with pytest.raises(NotImplementedError, match="At most 100000"):
         estimators.distinct_subsets(ConditionalPoisson(logits=scores(60), k=20), objective)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 0.6])
+def test_rebar_has_no_bias(scale):
+    """20,000 rows with one θ: every coordinate within 4.5 standard errors of the exact gradient."""
+    theta = THETA.expand(20_000, 5).clone().requires_grad_()
+    design = PlackettLuce(logits=theta, k=2)
+    rows = estimators.rebar(design, objective, scale=scale, per_row=True, generator=generator())
+    (each,) = torch.autograd.grad(rows.sum(), theta)
+    one = THETA.clone().requires_grad_()
+    truth = exact(PlackettLuce(logits=one, k=2))
+    (expected,) = torch.autograd.grad(truth, one)
+    assert ((each.mean(0) - expected).abs() < 4.5 * each.std(0) / 20_000**0.5).all()
+    assert abs(rows.mean() - truth) < 4.5 * rows.std() / 20_000**0.5
+
+
+def test_rebar_has_less_variance_where_soft_samples_are_like_hard_ones():
+    """For a smooth objective; for one that oscillates between hard samples it has more."""
+    theta = THETA.expand(20_000, 5).clone().requires_grad_()
+    design = PlackettLuce(logits=theta, k=2)
+
+    def variance(fn, scale):
+        rows = estimators.rebar(design, fn, scale=scale, per_row=True, generator=generator())
+        (each,) = torch.autograd.grad(rows.sum(), theta)
+        return float(each.var(0).sum())
+
+    def smooth(x):
+        return 3 + (x * scores(5, seed=9)).sum(-1).square()
+
+    assert variance(smooth, 1.0) < 0.5 * variance(smooth, 0.0)
+    assert variance(objective, 1.0) > variance(objective, 0.0)
+
+
+def test_noise_given_a_ranking_has_the_law_of_the_noise():
+    """z̃ has the ranking it was drawn for, and over all rankings the law of z, by its mean and variance."""
+    from khot._math import noise
+    from khot.estimators._control import _drawn_given
+    from khot.ops import uniform
+
+    theta = THETA.expand(40_000, 5)
+    first, second = (noise.gumbel(theta.shape, theta, generator(s), uniform) for s in (1, 2))
+    ranking = (theta + first).topk(3).indices
+    z = _drawn_given(theta, ranking, second)
+    assert torch.equal(z.topk(3).indices, ranking)
+    error = (z - theta).std(0) / 200
+    assert ((z - theta).mean(0) - 0.5772156649).abs().le(4.5 * error).all()
+    assert ((z - theta).var(0) / (torch.pi**2 / 6) - 1).abs().max() < 0.06
+
+
+def test_errors_of_rebar():
+    with pytest.raises(TypeError, match="PlackettLuce"):
+        estimators.rebar(ConditionalPoisson(logits=THETA, k=2), objective)
+    with pytest.raises(ValueError, match="one k, 1 ≤ k < 5"):
+        estimators.rebar(PlackettLuce(logits=THETA, k=5), objective)
+    with pytest.raises(ValueError, match="must be differentiable"):
+        estimators.rebar(PlackettLuce(logits=THETA, k=2), lambda x: (x > 0.5).double().sum(-1))

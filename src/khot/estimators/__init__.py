@@ -1,5 +1,6 @@
 """Gradients of E[f(x)] in the parameters of a design: samples with a gradient, and losses with one."""
 
+from ._control import rebar
 from ._loss import (
     distinct_subsets,
     minimum_variance_baseline,
@@ -15,4 +16,4 @@ from ._surrogate import AdaptiveStep, imle, relaxed, simple, stochastic_times_sm
 __all__ = ["minimum_variance_baseline", "reinmax", "rloo", "score_function", "taylor_control_variate"]
 __all__ += ["AdaptiveStep", "imle", "relaxed", "simple", "xie_ermon"]
 __all__ += ["stochastic_times_smooth", "straight_through_sample"]
-__all__ += ["distinct_subsets", "over_samples"]
+__all__ += ["distinct_subsets", "over_samples", "rebar"]

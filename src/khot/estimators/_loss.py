@@ -59,13 +59,13 @@ def score_function(
         tensor([ 0.0785,  0.0785, -0.0785, -0.0785])
     """
     x = _draw(design, num_samples, generator, antithetic)
-    losses = _evaluate(fn, x)
+    losses = evaluate(fn, x)
     if coordinate_baseline is not None:
         _check_baseline("coordinate_baseline", coordinate_baseline, design.batch_shape + design.event_shape)
         weight = losses.detach()[..., None] - coordinate_baseline
-        return _with_gradient(losses, (weight * _score_vectors(design, x) * design.parameter).sum(-1), per_row)
+        return with_gradient(losses, (weight * _score_vectors(design, x) * design.parameter).sum(-1), per_row)
     _check_baseline("baseline", baseline, design.batch_shape)
-    return _with_gradient(losses, (losses.detach() - baseline) * design.log_prob(x), per_row)
+    return with_gradient(losses, (losses.detach() - baseline) * design.log_prob(x), per_row)
 
 
 def over_samples(fn: Objective, *, batch_dims: int = 1) -> Objective:
@@ -121,9 +121,9 @@ def rloo(
     """
     _check.at_least("num_samples", num_samples, 4 if antithetic else 2)
     x = _draw(design, num_samples, generator, antithetic)
-    losses = _evaluate(fn, x)
+    losses = evaluate(fn, x)
     fixed = losses.detach()
-    return _with_gradient(losses, (fixed - others(fixed, antithetic)) * design.log_prob(x), per_row)
+    return with_gradient(losses, (fixed - others(fixed, antithetic)) * design.log_prob(x), per_row)
 
 
 def minimum_variance_baseline(design: Design, samples: Tensor, losses: Tensor) -> Tensor:
@@ -191,12 +191,12 @@ def taylor_control_variate(
         tensor([ 0.0842,  0.0839, -0.0819, -0.0862])
     """
     x = _draw(design, num_samples, generator, antithetic)
-    losses = _evaluate(fn, x)
+    losses = evaluate(fn, x)
     mean = differentiable_mean(design)
-    centre, slope = _evaluate_with_gradient(fn, mean)
+    centre, slope = evaluate_with_gradient(fn, mean)
     residual = (losses - centre - (slope * (x - mean)).sum(-1)).detach()
     weight = residual - _baseline(baseline, residual, antithetic, design)
-    return _with_gradient(losses, weight * design.log_prob(x) + (slope * mean).sum(-1), per_row)
+    return with_gradient(losses, weight * design.log_prob(x) + (slope * mean).sum(-1), per_row)
 
 
 def reinmax(
@@ -227,10 +227,10 @@ def reinmax(
     """
     x = _draw(design, num_samples, generator, antithetic)
     mean = differentiable_mean(design)
-    losses, slope = _evaluate_with_gradient(fn, x)
+    losses, slope = evaluate_with_gradient(fn, x)
     along = (slope * (x - mean)).sum(-1).detach()
     weight = along - _baseline(baseline, along, antithetic, design)
-    return _with_gradient(losses, ((slope * mean).sum(-1) + weight * design.log_prob(x)) / 2, per_row)
+    return with_gradient(losses, ((slope * mean).sum(-1) + weight * design.log_prob(x)) / 2, per_row)
 
 
 def distinct_subsets(
@@ -275,12 +275,12 @@ def distinct_subsets(
     places = at.mT.reshape(batch)
     x = support.gather(0, places[..., None].expand(*batch, support.shape[-1]))
     share = torch.where(is_drawn, chance.gather(-1, at) / probs.gather(-1, at), 0.0).mT.reshape(batch).to(log_p.dtype)
-    losses = _evaluate(fn, x)
+    losses = evaluate(fn, x)
     _check_baseline("baseline", baseline, design.batch_shape)
     weight = share * (losses.detach() - baseline)
     score = torch.where(share > 0, log_p.gather(0, places), 0.0)
-    rows = len(losses)  # `_with_gradient` takes means
-    return _with_gradient(rows * share * losses, rows * weight * score, per_row)
+    rows = len(losses)  # `with_gradient` takes means
+    return with_gradient(rows * share * losses, rows * weight * score, per_row)
 
 
 def _draw(design: Design, num_samples: int, generator: Generator | None, antithetic: bool) -> Tensor:
@@ -290,7 +290,7 @@ def _draw(design: Design, num_samples: int, generator: Generator | None, antithe
     return design.sample((num_samples,), generator=generator, antithetic=antithetic)
 
 
-def _evaluate(fn: Objective, x: Tensor) -> Tensor:
+def evaluate(fn: Objective, x: Tensor) -> Tensor:
     """Return the losses of samples (…, n); raise unless there is one for each sample and row."""
     version = None if x.is_inference() else x._version
     losses: Any = fn(x)
@@ -303,11 +303,11 @@ def _evaluate(fn: Objective, x: Tensor) -> Tensor:
     return losses if losses.is_floating_point() else losses.to(x.dtype)  # counts and hits are losses, too
 
 
-def _evaluate_with_gradient(fn: Objective, x: Tensor) -> tuple[Tensor, Tensor]:
+def evaluate_with_gradient(fn: Objective, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the losses, in the graph of what else `fn` depends on, and their gradient in x."""
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()
-        losses = _evaluate(fn, leaf)
+        losses = evaluate(fn, leaf)
         total = losses.sum()
         (gradient,) = (
             torch.autograd.grad(total, leaf, retain_graph=True, allow_unused=True) if total.requires_grad else (None,)
@@ -335,7 +335,7 @@ def _check_baseline(name: str, value: Any, shape: torch.Size) -> None:
         _check.number(name, value)
 
 
-def _with_gradient(value: Tensor, surrogate: Tensor, per_row: bool) -> Tensor:
+def with_gradient(value: Tensor, surrogate: Tensor, per_row: bool) -> Tensor:
     """Return the mean of `value` (S, *batch), or that over samples, with the gradient of `surrogate`'s mean added."""
     value, extra = (t.mean(0) if per_row else t.mean() for t in (value, surrogate))
     return value + (extra - extra.detach())
