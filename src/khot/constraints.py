@@ -1,5 +1,7 @@
 """Constraints for torch.distributions: the sets of soft and of hard k-hot tensors."""
 
+from typing import Self
+
 import torch
 from torch import Tensor
 from torch.distributions import constraints, transforms
@@ -66,11 +68,8 @@ class k_hot(_OfSize):
         return ((value == 0) | (value == 1)).all(-1) & ((value.sum(-1, dtype=torch.float64) - k).abs() < 1)
 
 
-class SigmoidTopKTransform(transforms.Transform):
-    """A transform of scores to Δ_k by σ_k; the inverse is the logit, up to a constant that σ_k ignores."""
-
+class _ToCappedSimplex(transforms.Transform):
     domain = constraints.real_vector
-    bijective = False
 
     def __init__(self, k: float | Tensor, cache_size: int = 0) -> None:
         self.k = k
@@ -81,15 +80,21 @@ class SigmoidTopKTransform(transforms.Transform):
         return capped_simplex(self.k)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, SigmoidTopKTransform):
+        if not isinstance(other, _ToCappedSimplex) or type(other) is not type(self):
             return False
         return torch.equal(*(torch.as_tensor(t.k, dtype=torch.float64) for t in (self, other)))
 
     __hash__ = None  # type: ignore[assignment]
 
-    def with_cache(self, cache_size: int = 1) -> "SigmoidTopKTransform":
+    def with_cache(self, cache_size: int = 1) -> Self:
         """Return the same transform with a cache of that size."""
-        return self if self._cache_size == cache_size else SigmoidTopKTransform(self.k, cache_size)
+        return self if self._cache_size == cache_size else type(self)(self.k, cache_size)
+
+
+class SigmoidTopKTransform(_ToCappedSimplex):
+    """A transform of scores to Δ_k by σ_k; the inverse is the logit, up to a constant that σ_k ignores."""
+
+    bijective = False
 
     def _call(self, x: Tensor) -> Tensor:
         return _sigmoid_topk(x, self.k)
@@ -98,7 +103,7 @@ class SigmoidTopKTransform(transforms.Transform):
         return torch.logit(y)
 
 
-class CappedSimplexTransform(transforms.Transform):
+class CappedSimplexTransform(_ToCappedSimplex):
     """A bijection of n − 1 real numbers with the inside of Δ_k: `y = σ_k(x, 0)`, smooth both ways, for 0 < k < n.
 
     With v = y(1 − y), log |det ∂y/∂x| = Σ log v − log Σv, of any n − 1 entries of y.
@@ -111,27 +116,7 @@ class CappedSimplexTransform(transforms.Transform):
         (tensor([0.7811, 0.5676, 0.3257, 0.3257]), tensor([2.0000, 1.0000, 0.0000]))
     """
 
-    domain = constraints.real_vector
     bijective = True
-
-    def __init__(self, k: float | Tensor, cache_size: int = 0) -> None:
-        self.k = k
-        super().__init__(cache_size=cache_size)
-
-    @property
-    def codomain(self) -> capped_simplex:  # type: ignore[override]  # torch types it as an attribute
-        return capped_simplex(self.k)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, CappedSimplexTransform):
-            return False
-        return torch.equal(*(torch.as_tensor(t.k, dtype=torch.float64) for t in (self, other)))
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def with_cache(self, cache_size: int = 1) -> "CappedSimplexTransform":
-        """Return the same transform with a cache of that size."""
-        return self if self._cache_size == cache_size else CappedSimplexTransform(self.k, cache_size)
 
     def _call(self, x: Tensor) -> Tensor:
         return _sigmoid_topk(_pad(x, (0, 1)), self.k)

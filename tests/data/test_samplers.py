@@ -142,3 +142,13 @@ def test_designs_and_arrays():
 def test_errors_of_samplers(match, call):
     with pytest.raises(ValueError, match=match):
         call()
+
+
+def test_replicas_are_those_of_the_process_group(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 3)
+    sampler = DesignSampler(SIZES, 8)
+    assert (sampler.num_replicas, sampler.rank, len(sampler)) == (4, 3, 2)
+    assert list(sampler) == list(DesignSampler(SIZES, 8, num_replicas=4, rank=3))
+    assert DesignSampler(SIZES, 8, num_replicas=1, rank=0).num_replicas == 1
