@@ -6,8 +6,6 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints, transforms
 from torch.distributions.constraint_registry import biject_to, transform_to
-from torch.nn.functional import logsigmoid as _logsigmoid
-from torch.nn.functional import pad as _pad
 
 from .relaxations import sigmoid_topk as _sigmoid_topk
 from .relaxations import threshold as _threshold
@@ -119,16 +117,16 @@ class CappedSimplexTransform(_ToCappedSimplex):
     bijective = True
 
     def _call(self, x: Tensor) -> Tensor:
-        return _sigmoid_topk(_pad(x, (0, 1)), self.k)
+        return _sigmoid_topk(torch.nn.functional.pad(x, (0, 1)), self.k)
 
     def _inverse(self, y: Tensor) -> Tensor:
         z = torch.logit(y)
         return z[..., :-1] - z[..., -1:]
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        scores = _pad(x, (0, 1))
+        scores = torch.nn.functional.pad(x, (0, 1))
         z = scores - _threshold(scores, self.k)[..., None]
-        log_v = _logsigmoid(z) + _logsigmoid(-z)
+        log_v = torch.nn.functional.logsigmoid(z) + torch.nn.functional.logsigmoid(-z)
         return log_v.sum(-1) - log_v.logsumexp(-1)
 
     def forward_shape(self, shape: torch.Size) -> torch.Size:
