@@ -11,7 +11,7 @@ EXTRA = $(if $(filter run,$*),select,$*)
 QUIET := $(shell test -t 2 || echo --quiet)
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm coding sindy beams neighbors attention spark tokens tokens-minilm kill clean
+.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm coding sindy beams neighbors attention spark tokens tokens-minilm survey kill clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
@@ -155,6 +155,12 @@ attention: $(call stamp,test)
 # Beams: the files that docs/search.md shows; ten minutes.
 beams: $(call stamp,test)
 	$(BIN)/python -m benchmarks.beams
+
+# Surveys and loaders: the files that docs/survey.md shows; ten minutes. The last one needs R with its package sampling.
+survey: $(call stamp,test)
+	$(BIN)/python -m benchmarks.survey
+	$(BIN)/python -m benchmarks.loading
+	$(BIN)/python -m benchmarks.r_agreement
 
 # Statistical top-k and Spark layers: the files that docs/spark.md shows; ten minutes, and a quiet machine for the times.
 spark: $(call stamp,test)

@@ -61,7 +61,8 @@ AREAS = {
         1_500,
         {"_spark.py", "_statistical.py", "_tokens.py", "spark.py", "statistical.py", "tokens.py"},
     ),
-    "the rest": (12_430, set()),
+    "surveys and data": (1_500, {"survey", "data", "_rows.py", "_balanced.py", "balanced.py"}),
+    "the rest": (12_870, set()),
 }
 """Ratchets of lines, with the folders and files that each counts. Lower them when code shrinks."""
 

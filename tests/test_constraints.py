@@ -1,3 +1,4 @@
+import pytest
 import torch
 from torch.distributions import transform_to
 
@@ -38,3 +39,32 @@ def test_transform_to_is_sigmoid_topk():
     assert bool(capped_simplex(2.5).check(khot.sigmoid_topk(x.bfloat16(), 2.5)).all())
     assert "2.5" in repr(capped_simplex(2.5))
     assert "2" in repr(k_hot(2))
+
+
+@pytest.mark.parametrize("k", [0.3, 1, 2.5, 4])
+def test_the_bijection_with_the_capped_simplex(k):
+    transform = torch.distributions.biject_to(capped_simplex(k))
+    x = torch.randn(7, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).mul(2)
+    y = transform(x)
+    assert capped_simplex(k).check(y).all()
+    assert y.shape == transform.forward_shape(x.shape) == (7, 5)
+    assert transform.inverse_shape(y.shape) == x.shape
+    torch.testing.assert_close(transform.inv(y), x)
+    jacobian = torch.stack([torch.autograd.functional.jacobian(lambda t: transform(t)[:-1], row) for row in x])
+    torch.testing.assert_close(transform.log_abs_det_jacobian(x, y), torch.linalg.slogdet(jacobian).logabsdet)
+    other = torch.stack([torch.autograd.functional.jacobian(lambda t: transform(t)[1:], row) for row in x])
+    torch.testing.assert_close(torch.linalg.slogdet(other).logabsdet, torch.linalg.slogdet(jacobian).logabsdet)
+    assert transform == torch.distributions.biject_to(capped_simplex(k)) != transform.with_cache().inv
+    assert torch.autograd.gradcheck(lambda t: transform.log_abs_det_jacobian(t, transform(t)), (x.requires_grad_(),))
+
+
+def test_a_density_on_the_capped_simplex_integrates_to_one_through_the_bijection():
+    """RelaxedKHot's density in the real numbers of the bijection: Σ over a grid, n = 3."""
+    law = khot.designs.RelaxedKHot(1.0, logits=torch.tensor([0.5, 0.0, -0.5], dtype=torch.float64), k=1.4)
+    transform = torch.distributions.biject_to(law.support)
+    axis = torch.linspace(-25, 25, 301, dtype=torch.float64)
+    x = torch.stack(torch.meshgrid(axis, axis, indexing="ij"), -1).flatten(0, 1)
+    scores = torch.nn.functional.pad(x, (0, 1))
+    z = scores - khot.threshold(scores, 1.4)[:, None]
+    density = (law.log_prob_of_logits(z) + transform.log_abs_det_jacobian(x, transform(x))).exp()
+    assert abs(float(density.sum()) * (axis[1] - axis[0]) ** 2 - 1) < 1e-6

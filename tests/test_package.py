@@ -18,6 +18,7 @@ PUBLIC = {
         *("statistical_logits", "statistical_threshold", "statistical_topk"),
         *("khot_cross_entropy", "precision_at_k_loss", "recall_at_k_loss"),
         *("sample_khot", "sample_relaxed_khot", "horvitz_thompson", "horvitz_thompson_variance"),
+        *("inclusion_probs", "sample_rows"),
     },
     "khot.nn": {
         *("SigmoidTopK", "SparseAutoencoder", "SparseAutoencoderConfig", "SparseAutoencoderOutput", "SparseCode"),
@@ -47,6 +48,7 @@ def test_public_names():
         "metrics",
         "nn",
         "search",
+        "survey",
         "testing",
     ]:
         assert isinstance(getattr(khot, room), ModuleType)

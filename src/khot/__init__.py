@@ -12,18 +12,22 @@ from . import attention as attention
 from . import boosts as boosts
 from . import coding as coding
 from . import constraints as constraints
+from . import data as data
 from . import designs as designs
 from . import estimators as estimators
 from . import kernels as kernels
 from . import metrics as metrics
 from . import nn as nn
 from . import search as search
+from . import survey as survey
 from . import testing as testing
 from ._version import __version__ as __version__
 from .designs import horvitz_thompson as horvitz_thompson
 from .designs import horvitz_thompson_variance as horvitz_thompson_variance
+from .designs import inclusion_probs as inclusion_probs
 from .designs import sample_khot as sample_khot
 from .designs import sample_relaxed_khot as sample_relaxed_khot
+from .designs import sample_rows as sample_rows
 from .relaxations import cauchy_topk as cauchy_topk
 from .relaxations import euclidean_topk as euclidean_topk
 from .relaxations import hard_topk as hard_topk
@@ -51,3 +55,4 @@ __all__ += ["iterative_topk", "khot_cross_entropy", "laplace_topk", "log_sigmoid
 __all__ += ["power_topk", "precision_at_k_loss", "recall_at_k_loss", "relaxation", "sample_khot", "sample_relaxed_khot"]
 __all__ += ["statistical_logits", "statistical_threshold", "statistical_topk"]
 __all__ += ["sigmoid_topk", "soft_topk", "straight_through", "successive_halving_topk", "threshold"]
+__all__ += ["inclusion_probs", "sample_rows"]

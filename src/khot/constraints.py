@@ -1,13 +1,16 @@
 """Constraints for torch.distributions: the sets of soft and of hard k-hot tensors."""
 
+from typing import Self
+
 import torch
 from torch import Tensor
 from torch.distributions import constraints, transforms
-from torch.distributions.constraint_registry import transform_to
+from torch.distributions.constraint_registry import biject_to, transform_to
 
 from .relaxations import sigmoid_topk as _sigmoid_topk
+from .relaxations import threshold as _threshold
 
-__all__ = ["SigmoidTopKTransform", "capped_simplex", "k_hot"]
+__all__ = ["CappedSimplexTransform", "SigmoidTopKTransform", "capped_simplex", "k_hot"]
 
 
 def __dir__() -> list[str]:
@@ -63,11 +66,8 @@ class k_hot(_OfSize):
         return ((value == 0) | (value == 1)).all(-1) & ((value.sum(-1, dtype=torch.float64) - k).abs() < 1)
 
 
-class SigmoidTopKTransform(transforms.Transform):
-    """A transform of scores to Δ_k by σ_k; the inverse is the logit, up to a constant that σ_k ignores."""
-
+class _ToCappedSimplex(transforms.Transform):
     domain = constraints.real_vector
-    bijective = False
 
     def __init__(self, k: float | Tensor, cache_size: int = 0) -> None:
         self.k = k
@@ -78,15 +78,21 @@ class SigmoidTopKTransform(transforms.Transform):
         return capped_simplex(self.k)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, SigmoidTopKTransform):
+        if not isinstance(other, _ToCappedSimplex) or type(other) is not type(self):
             return False
         return torch.equal(*(torch.as_tensor(t.k, dtype=torch.float64) for t in (self, other)))
 
     __hash__ = None  # type: ignore[assignment]
 
-    def with_cache(self, cache_size: int = 1) -> "SigmoidTopKTransform":
+    def with_cache(self, cache_size: int = 1) -> Self:
         """Return the same transform with a cache of that size."""
-        return self if self._cache_size == cache_size else SigmoidTopKTransform(self.k, cache_size)
+        return self if self._cache_size == cache_size else type(self)(self.k, cache_size)
+
+
+class SigmoidTopKTransform(_ToCappedSimplex):
+    """A transform of scores to Δ_k by σ_k; the inverse is the logit, up to a constant that σ_k ignores."""
+
+    bijective = False
 
     def _call(self, x: Tensor) -> Tensor:
         return _sigmoid_topk(x, self.k)
@@ -95,4 +101,40 @@ class SigmoidTopKTransform(transforms.Transform):
         return torch.logit(y)
 
 
+class CappedSimplexTransform(_ToCappedSimplex):
+    """A bijection of n − 1 real numbers with the inside of Δ_k: `y = σ_k(x, 0)`, smooth both ways, for 0 < k < n.
+
+    With v = y(1 − y), log |det ∂y/∂x| = Σ log v − log Σv, of any n − 1 entries of y.
+    `torch.distributions.biject_to(capped_simplex(k))` is it, so that Hamiltonian Monte Carlo and normal guides work.
+
+    Examples:
+        >>> transform = CappedSimplexTransform(2)
+        >>> y = transform(torch.tensor([2.0, 1.0, 0.0]))
+        >>> y, transform.inv(y)
+        (tensor([0.7811, 0.5676, 0.3257, 0.3257]), tensor([2.0000, 1.0000, 0.0000]))
+    """
+
+    bijective = True
+
+    def _call(self, x: Tensor) -> Tensor:
+        return _sigmoid_topk(torch.nn.functional.pad(x, (0, 1)), self.k)
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        z = torch.logit(y)
+        return z[..., :-1] - z[..., -1:]
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        scores = torch.nn.functional.pad(x, (0, 1))
+        z = scores - _threshold(scores, self.k)[..., None]
+        log_v = torch.nn.functional.logsigmoid(z) + torch.nn.functional.logsigmoid(-z)
+        return log_v.sum(-1) - log_v.logsumexp(-1)
+
+    def forward_shape(self, shape: torch.Size) -> torch.Size:
+        return torch.Size((*shape[:-1], shape[-1] + 1))
+
+    def inverse_shape(self, shape: torch.Size) -> torch.Size:
+        return torch.Size((*shape[:-1], shape[-1] - 1))
+
+
 transform_to.register(capped_simplex, lambda constraint: SigmoidTopKTransform(constraint.k))
+biject_to.register(capped_simplex, lambda constraint: CappedSimplexTransform(constraint.k))

@@ -11,7 +11,7 @@ import fences
 import pytest
 from fences import ROOT, SHELL, SHOWN, Block, blocks
 
-REASONS = {"it downloads a model"}  # the only ones that are accepted
+REASONS = {"it downloads a model", "it needs pyro-ppl"}  # the only ones that are accepted
 MOST_NOT_RUN = 3
 PAGES = fences.pages()
 WITH_CODE = [

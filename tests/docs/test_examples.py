@@ -57,6 +57,17 @@ def sparse_attention(text):
     assert softmax[0] == 64
 
 
+def imbalanced_classes(text):
+    rate = numbers(text, "positive items:")[0]
+    (ours, loss), (rival, other) = (
+        numbers(text, name)[-2:] for name in ("DesignSampler, 1/π", "WeightedRandomSampler")
+    )
+    assert abs(ours - rate) < 0.3 * rate < 3 * rate < rival
+    assert loss < 0.6 * other
+    truth, _, estimate, error = numbers(text, "mean loss:")
+    assert abs(estimate - truth) < 4 * error
+
+
 def pick_k_tokens(text):
     random, gate, straight = (numbers(text, how) for how in ("random", "score as a gate", "straight_through"))
     assert straight[4] > 95  # numbers: 50 steps, accuracy, kept, 300 steps, accuracy, kept

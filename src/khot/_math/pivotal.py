@@ -40,6 +40,40 @@ def plan(p: Tensor) -> tuple[list[Level], Tensor]:
     return levels, p[..., 0]
 
 
+class Strata(NamedTuple):
+    """A tree in which each stratum is a subtree: of 2^m leaves, the largest first, so that none is cut in two."""
+
+    rank: Tensor  # (n) place of the stratum of each item
+    slots: Tensor  # (n) leaves of the items, stratum after stratum
+    empty: Tensor  # leaves without an item, which are never drawn
+    leaves: int  # how many there are; fewer than 2n
+
+
+def strata(labels: Tensor) -> Strata:
+    """Lay out the strata of n items; reads the labels."""
+    _, code, counts = labels.unique(return_inverse=True, return_counts=True)
+    width = torch.tensor([1 << (int(count) - 1).bit_length() for count in counts], device=labels.device)
+    order = width.argsort(dim=0, descending=True, stable=True)
+    start = width[order].cumsum(0) - width[order]
+    inside = torch.arange(len(labels), device=labels.device)
+    counts = counts[order]
+    slots = inside + (start - (counts.cumsum(0) - counts)).repeat_interleave(counts)
+    leaves = int(width.sum())
+    is_empty = torch.ones(leaves, dtype=torch.bool, device=labels.device)
+    is_empty[slots] = False
+    return Strata(order.argsort()[code], slots, is_empty.nonzero()[:, 0], leaves)
+
+
+def grouped(tree: Strata, order: Tensor) -> Tensor:
+    """Return the item at each leaf, (…, leaves), in the order (…, n) within a stratum; from n on for empty leaves."""
+    n = order.shape[-1]
+    by_stratum = order.gather(-1, tree.rank[order].argsort(dim=-1, stable=True))
+    result = order.new_empty(*order.shape[:-1], tree.leaves)
+    result[..., tree.slots] = by_stratum
+    result[..., tree.empty] = torch.arange(n, tree.leaves, device=order.device)
+    return result
+
+
 def coins(n: int) -> int:
     """Count the coins that a tree of n leaves takes: one for each node, those with one child included."""
     count = 0

@@ -1,9 +1,13 @@
 """Laws of k-hot vectors with given inclusion probabilities, as torch.distributions."""
 
+from ._balanced import Cube, LocalPivotal, spatial_order
 from ._design import Design
 from ._high_entropy import Brewer, ConditionalPoisson, Pareto, Sampford
 from ._order import PlackettLuce
 from ._pivotal import Pivotal, Systematic
+from ._rows import SampledRows
+from ._rows import inclusion_probs as inclusion_probs
+from ._rows import sample_rows as sample_rows
 from ._sample import KHotStraightThrough, RelaxedKHot
 from ._sample import MakesDesign as MakesDesign
 from ._sample import horvitz_thompson as horvitz_thompson
@@ -12,4 +16,5 @@ from ._sample import sample_khot as sample_khot
 from ._sample import sample_relaxed_khot as sample_relaxed_khot
 
 __all__ = ["Brewer", "ConditionalPoisson", "Design", "Pareto", "Pivotal", "PlackettLuce", "Sampford", "Systematic"]
-__all__ += ["KHotStraightThrough", "RelaxedKHot"]
+__all__ += ["KHotStraightThrough", "RelaxedKHot", "SampledRows"]
+__all__ += ["Cube", "LocalPivotal", "spatial_order"]

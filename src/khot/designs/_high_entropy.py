@@ -218,6 +218,13 @@ def _kl(p: ConditionalPoisson, q: ConditionalPoisson) -> Tensor:
     return torch.where(p._sizes == q._sizes, value, torch.inf).to(p.parameter.dtype)
 
 
+@register_kl(Design, ConditionalPoisson)  # type: ignore[untyped-decorator]
+def _kl_of_any(p: Design, q: ConditionalPoisson) -> Tensor:
+    """Return KL(p ‖ q) = −H(p) − E_p[log q] for any design with an entropy: log q depends on the mean of p alone."""
+    value = -p.entropy().to(torch.float64) - q._mean_log_prob(q._theta, p.mean.to(torch.float64))
+    return torch.where(p._sizes == q._sizes, value, torch.inf).to(p.parameter.dtype)
+
+
 class WeightedProduct(Design):
     """Have the law `p(x) ∝ Π_{x_i = 1} π_i/(1 − π_i) · Σ c_i x_i`: conditional Poisson, times a sum; abstract."""
 

@@ -4,10 +4,12 @@ from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .. import _check, ops
 from .._math import noise, pivotal, systematic
 from ._design import Design, outer
+from ._parameters import can_read
 
 
 class Pivotal(Design):
@@ -22,7 +24,10 @@ class Pivotal(Design):
             `E[x] = π`.
         order: which items meet first. "random": an order of its own for each draw, so that every subset can occur.
             "shared": one random order for all draws of a call. "given": as they come, which spreads samples along the
-            index (stratification), and gives `log_prob`, `joint_probs` and all that follows from them.
+            index (stratification), and gives `log_prob`, `joint_probs` and all that follows from them. A tensor of
+            indices, (n) or (*batch, n): in that order, which is "given" then.
+        strata: labels of the items, (n) integers, the same for all rows. Items of a stratum meet before any others do,
+            so that each has ⌊Σπ⌋ or ⌈Σπ⌉ of its items in every sample.
 
     Examples:
         >>> design = Pivotal(torch.tensor([0.2, 0.5, 0.5, 0.8]))
@@ -30,6 +35,10 @@ class Pivotal(Design):
         tensor([0., 1., 0., 1.])
         >>> Pivotal(logits=torch.tensor([2.0, 1.0, 0.0, -1.0]), k=2).mean
         tensor([0.8176, 0.6225, 0.3775, 0.1824])
+        >>> halves = Pivotal(torch.full((6,), 0.5), 3, strata=torch.tensor([0, 0, 1, 1, 1, 1]))
+        >>> x = halves.sample((100,), generator=torch.Generator().manual_seed(0))
+        >>> x[:, :2].sum(-1).unique(), x[:, 2:].sum(-1).unique()
+        (tensor([1.]), tensor([2.]))
     """
 
     takes_fractions = has_pairs = True
@@ -40,13 +49,19 @@ class Pivotal(Design):
         k: float | Tensor | None = None,
         *,
         logits: Tensor | None = None,
-        order: str = "random",
+        order: str | Tensor = "random",
+        strata: Tensor | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        _check.one_of("order", order, ("random", "shared", "given"))
-        self.order = order
+        if not isinstance(order, Tensor):
+            _check.one_of("order", order, ("random", "shared", "given"))
+        self.order = "given" if isinstance(order, Tensor) else order
         self._permutation: Tensor | None = None
         super().__init__(probs, k, logits=logits, validate_args=validate_args)
+        if isinstance(order, Tensor):
+            _check_order(order, self.parameter, can_read())
+            self._permutation = order.to(torch.int64).expand(self.parameter.shape)
+        self._strata = None if strata is None else _strata(strata, self.parameter)
 
     def fix_order(self, generator: torch.Generator | None = None) -> Self:
         """Return the same design with the order "given": one is drawn here, once, for each row of the batch."""
@@ -75,19 +90,40 @@ class Pivotal(Design):
         if self.order == "shared":
             order = ops.order(noise.stream_key(seed, 1)[None], n)
         p, is_integer = self._drawn.reshape(-1, n), (self._sizes == self._sizes.round()).reshape(-1)
+        if self._strata is not None:
+            return self._draw_strata(p, is_integer, seed, order, draws, is_paired)
         sample: Tensor = ops.pivotal(p, is_integer, seed, order, self.order == "random", draws, is_paired)
         return sample
+
+    def _draw_strata(
+        self, p: Tensor, is_integer: Tensor, seed: Tensor, order: Tensor | None, draws: int, is_paired: bool
+    ) -> Tensor:
+        """Draw as `_draw`, along a tree in which each stratum is a subtree; with an order for each draw if random."""
+        assert self._strata is not None
+        (rows, n), copies = p.shape, 1 + is_paired
+        if self.order == "random":
+            p, is_integer = p.repeat(draws // copies, 1), is_integer.repeat(draws // copies)
+            order, draws = ops.order(noise.bits(noise.stream_key(seed, 1), len(p)), n), copies
+        elif order is None:
+            order = torch.arange(n, device=p.device)[None]
+        full = pivotal.grouped(self._strata, order)
+        leaves = pad(p, (0, self._strata.leaves - n))
+        sample: Tensor = ops.pivotal(leaves, is_integer, seed, full, False, draws, is_paired)
+        if self.order == "random" and is_paired:  # both of a pair, one after the other
+            sample = sample.view(2, -1, rows, self._strata.leaves).transpose(0, 1).flatten(0, 2)
+        return sample[:, :n]
 
     def _log_prob(self, value: Tensor) -> Tensor:
         return pivotal.log_prob(self._leaves(), self._ordered(value), self._sizes == self._sizes.round())
 
     def _covariance(self) -> Tensor:
-        covariance = pivotal.covariance(self._leaves())
-        if self._permutation is None:
+        covariance, order = pivotal.covariance(self._leaves()), self._leaf_order()
+        if order is None:
             return covariance
-        back = self._permutation.argsort(-1)
-        rows = covariance.gather(-2, back[..., None].expand(covariance.shape))
-        return rows.gather(-1, back[..., None, :].expand(covariance.shape))
+        n = self._event_shape[0]
+        back = order.argsort(-1)[..., :n]
+        rows = covariance.gather(-2, back[..., None].expand(*covariance.shape[:-2], n, covariance.shape[-1]))
+        return rows.gather(-1, back[..., None, :].expand(*rows.shape[:-1], n))
 
     def _leaves(self) -> Tensor:
         """Return π in the order of the leaves; raise unless there is one for all draws."""
@@ -100,9 +136,41 @@ class Pivotal(Design):
         return self._ordered(self._pi)
 
     def _ordered(self, t: Tensor) -> Tensor:
-        """Return t, which broadcasts with (*batch, n), in the order of the leaves."""
-        t = t.expand(torch.broadcast_shapes(t.shape, self.parameter.shape))
-        return t if self._permutation is None else t.gather(-1, self._permutation.expand(t.shape))
+        """Return t, which broadcasts with (*batch, n), in the order of the leaves; 0 for a leaf without an item."""
+        t, order = t.expand(torch.broadcast_shapes(t.shape, self.parameter.shape)), self._leaf_order()
+        if order is None:
+            return t
+        t = pad(t, (0, order.shape[-1] - t.shape[-1]))
+        return t.gather(-1, order.expand(t.shape))
+
+    def _leaf_order(self) -> Tensor | None:
+        """Return the item at each leaf, (*batch, leaves), counting on from n where there is none; None for 0, …, n."""
+        if self._strata is None:
+            return self._permutation
+        n = self._event_shape[0]
+        order = torch.arange(n, device=self.parameter.device) if self._permutation is None else self._permutation
+        return pivotal.grouped(self._strata, order.expand(self.parameter.shape))
+
+
+def _check_order(order: Tensor, parameter: Tensor, reads: bool) -> None:
+    """Raise unless `order` holds 0, …, n − 1 in each row, and fits the batch."""
+    n = parameter.shape[-1]
+    if order.is_floating_point() or order.dtype == torch.bool or order.ndim == 0 or order.shape[-1] != n:
+        raise ValueError(f"`order` must be integers of shape (…, {n}); got {order.dtype} of {tuple(order.shape)}.")
+    _check.broadcasts("order", order, tuple(parameter.shape), "the parameter's shape")
+    if reads and not bool((order.sort(-1).values == torch.arange(n, device=order.device)).all()):
+        raise ValueError(f"`order` must hold each of 0, …, {n - 1} once in every row.")
+
+
+def _strata(labels: Tensor, parameter: Tensor) -> pivotal.Strata:
+    """Return the tree of strata; raise unless there is one label for each item."""
+    n = parameter.shape[-1]
+    _check.instance("strata", labels, Tensor)
+    if tuple(labels.shape) != (n,) or labels.is_floating_point() or labels.is_complex():
+        raise ValueError(
+            f"`strata` must be {n} integers, one for each item; got {tuple(labels.shape)}, {labels.dtype}."
+        )
+    return pivotal.strata(labels.to(parameter.device))
 
 
 class Systematic(Design):

@@ -31,6 +31,7 @@ def sample_khot(
     temperature: float | Tensor = 1.0,
     mask: Tensor | None = None,
     design: MakesDesign = Pivotal,
+    sample_shape: Sequence[int] = (),
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Draw a k-hot sample whose inclusion probabilities are `π = sigmoid_topk(x, k)`, and whose gradient is that of π.
@@ -45,13 +46,14 @@ def sample_khot(
         temperature: T > 0, larger is more random.
         mask: boolean, broadcasts to `x`; True = may be chosen.
         design: the law; a class of `khot.designs`, or a `functools.partial` of one.
+        sample_shape: of independent samples, whose dims come first.
         generator: where the randomness comes from; torch's own if None.
 
     Returns:
-        A tensor like `x` of zeros and ones, k of them, with `E = π` exactly (if the design is exact) and the
-        derivatives of π. Masked and −inf entries are never drawn, +inf always (up to k of them). A row that cannot be
-        satisfied raises ValueError; inside `torch.compile` and transforms of `torch.func`, where values cannot be read,
-        it is NaN.
+        A tensor like `x`, or (*sample_shape, *x.shape), of zeros and ones, k of them, with `E = π` exactly (if the
+        design is exact) and the derivatives of π. Masked and −inf entries are never drawn, +inf always (up to k of
+        them). A row that cannot be satisfied raises ValueError; inside `torch.compile` and transforms of `torch.func`,
+        where values cannot be read, it is NaN.
 
     Examples:
         >>> x = torch.tensor([2.0, 1.0, 0.0, -1.0], requires_grad=True)
@@ -65,8 +67,9 @@ def sample_khot(
     rows = _shape.last(soft.detach(), dim)
     if not can_read():  # a bad row is drawn as zeros, and NaN again in the end
         rows = rows.nan_to_num(0.0)
-    hard = _shape.from_rows(design(rows, k, validate_args=False).sample(generator=generator), dim, torch.float64)
-    return straight_through(hard, soft).to(x.dtype)
+    drawn = design(rows, k, validate_args=False).sample(sample_shape, generator=generator)
+    hard = _shape.from_rows(drawn, dim if dim < 0 else dim - x.ndim, torch.float64)
+    return straight_through(hard, soft.expand(hard.shape)).to(x.dtype)
 
 
 def sample_relaxed_khot(

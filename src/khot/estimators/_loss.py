@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from .. import _check
-from ..designs import ConditionalPoisson, Design
+from ..designs import ConditionalPoisson, Design, Pivotal, inclusion_probs
 from ._mean import differentiable_mean
 
 Objective = Callable[[Tensor], Tensor]
@@ -28,6 +28,7 @@ def score_function(
     baseline: float | Tensor = 0.0,
     coordinate_baseline: Tensor | None = None,
     antithetic: bool = False,
+    per_row: bool = False,
     generator: Generator | None = None,
 ) -> Tensor:
     """Estimate ∇E[f(x)] by the score function (REINFORCE): unbiased, for any f, black boxes included.
@@ -43,11 +44,12 @@ def score_function(
         coordinate_baseline: one for each coordinate of the parameter instead, which broadcasts to (*batch, n): see
             `minimum_variance_baseline`.
         antithetic: draw pairs of opposite samples (`Pivotal`, `Systematic`).
+        per_row: return the losses of the rows, (*batch), to be weighted or masked, instead of their mean.
         generator: where the randomness comes from; torch's own if None.
 
     Returns:
-        The mean of the losses, over samples and batch, whose gradient in the design's parameter is the estimate; what
-        else `fn` depends on gets its ordinary gradient.
+        The mean of the losses, over samples and batch (or over samples alone), whose gradient in the design's parameter
+        is the estimate; what else `fn` depends on gets its ordinary gradient.
 
     Examples:
         >>> seed, x = torch.Generator().manual_seed(0), torch.zeros(4, requires_grad=True)
@@ -57,17 +59,48 @@ def score_function(
         tensor([ 0.0785,  0.0785, -0.0785, -0.0785])
     """
     x = _draw(design, num_samples, generator, antithetic)
-    losses = _evaluate(fn, x)
+    losses = evaluate(fn, x)
     if coordinate_baseline is not None:
         _check_baseline("coordinate_baseline", coordinate_baseline, design.batch_shape + design.event_shape)
         weight = losses.detach()[..., None] - coordinate_baseline
-        return _with_gradient(losses, (weight * _score_vectors(design, x) * design.parameter).sum(-1))
+        return with_gradient(losses, (weight * _score_vectors(design, x) * design.parameter).sum(-1), per_row)
     _check_baseline("baseline", baseline, design.batch_shape)
-    return _with_gradient(losses, (losses.detach() - baseline) * design.log_prob(x))
+    return with_gradient(losses, (losses.detach() - baseline) * design.log_prob(x), per_row)
+
+
+def over_samples(fn: Objective, *, batch_dims: int = 1) -> Objective:
+    """Make an objective of one batch, (*batch, n) → (*batch), into one of many samples, (…, *batch, n) → (…, *batch).
+
+    It calls `fn` for one sample of the whole batch at a time: for models that take exactly one batch dimension, or
+    whose rows belong to rows of data.
+
+    Args:
+        fn: (*batch, n) → (*batch).
+        batch_dims: how many dims the batch has.
+
+    Examples:
+        >>> data = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])  # a row for each row of the batch
+        >>> over_samples(lambda s: (s * data).sum(-1))(torch.ones(5, 2, 3)).shape
+        torch.Size([5, 2])
+    """
+    _check.at_least("batch_dims", batch_dims, 0)
+
+    def each(x: Tensor) -> Tensor:
+        if x.ndim <= batch_dims + 1:
+            return fn(x)
+        return torch.stack([each(part) for part in x])
+
+    return each
 
 
 def rloo(
-    design: Design, fn: Objective, *, num_samples: int = 2, antithetic: bool = False, generator: Generator | None = None
+    design: Design,
+    fn: Objective,
+    *,
+    num_samples: int = 2,
+    antithetic: bool = False,
+    per_row: bool = False,
+    generator: Generator | None = None,
 ) -> Tensor:
     """Estimate ∇E[f(x)] by leaving one out: unbiased, for any f, with the other samples as the baseline.
 
@@ -75,7 +108,7 @@ def rloo(
     samples, get a baseline for free!" (2019).
 
     Args:
-        design, fn, generator: as for `score_function`, and so is what it returns.
+        design, fn, per_row, generator: as for `score_function`, and so is what it returns.
         num_samples: N ≥ 2.
         antithetic: draw pairs of opposite samples; the baseline then leaves out the pair, and N ≥ 4.
 
@@ -88,9 +121,9 @@ def rloo(
     """
     _check.at_least("num_samples", num_samples, 4 if antithetic else 2)
     x = _draw(design, num_samples, generator, antithetic)
-    losses = _evaluate(fn, x)
+    losses = evaluate(fn, x)
     fixed = losses.detach()
-    return _with_gradient(losses, (fixed - others(fixed, antithetic)) * design.log_prob(x))
+    return with_gradient(losses, (fixed - others(fixed, antithetic)) * design.log_prob(x), per_row)
 
 
 def minimum_variance_baseline(design: Design, samples: Tensor, losses: Tensor) -> Tensor:
@@ -134,6 +167,7 @@ def taylor_control_variate(
     num_samples: int = 1,
     baseline: float | Tensor | None = None,
     antithetic: bool = False,
+    per_row: bool = False,
     generator: Generator | None = None,
 ) -> Tensor:
     """Estimate by the score function what a first-order expansion about π leaves (MuProp for k-hot): unbiased.
@@ -147,7 +181,7 @@ def taylor_control_variate(
         num_samples: how many samples; one evaluation more is made at π.
         baseline: b, close to the mean of the residual in brackets: a number or a tensor that broadcasts to (*batch);
             None takes the mean over the other samples, and 0 if there is one only.
-        antithetic, generator: as for `score_function`, and so is what it returns.
+        antithetic, per_row, generator: as for `score_function`, and so is what it returns.
 
     Examples:
         >>> seed, x = torch.Generator().manual_seed(0), torch.zeros(4, requires_grad=True)
@@ -157,12 +191,12 @@ def taylor_control_variate(
         tensor([ 0.0842,  0.0839, -0.0819, -0.0862])
     """
     x = _draw(design, num_samples, generator, antithetic)
-    losses = _evaluate(fn, x)
+    losses = evaluate(fn, x)
     mean = differentiable_mean(design)
-    centre, slope = _evaluate_with_gradient(fn, mean)
+    centre, slope = evaluate_with_gradient(fn, mean)
     residual = (losses - centre - (slope * (x - mean)).sum(-1)).detach()
     weight = residual - _baseline(baseline, residual, antithetic, design)
-    return _with_gradient(losses, weight * design.log_prob(x) + (slope * mean).sum(-1))
+    return with_gradient(losses, weight * design.log_prob(x) + (slope * mean).sum(-1), per_row)
 
 
 def reinmax(
@@ -172,6 +206,7 @@ def reinmax(
     num_samples: int = 1,
     baseline: float | Tensor | None = None,
     antithetic: bool = False,
+    per_row: bool = False,
     generator: Generator | None = None,
 ) -> Tensor:
     """Estimate by second-order straight-through (Heun's rule, ReinMax for k-hot): exact on average for quadratic f.
@@ -180,8 +215,8 @@ def reinmax(
     Reference: Liu, Dong, Liu, Yu and Gao, "Bridging discrete and backpropagation" (2023), for one-hot.
 
     Args:
-        design, fn, num_samples, baseline, antithetic, generator: as for `taylor_control_variate`, and so is what it
-            returns; but `fn` is evaluated at samples alone, and b is close to the mean of ∇f(x)·(x − π).
+        design, fn, num_samples, baseline, antithetic, per_row, generator: as for `taylor_control_variate`, and so is
+            what it returns; but `fn` is evaluated at samples alone, and b is close to the mean of ∇f(x)·(x − π).
 
     Examples:
         >>> seed, x = torch.Generator().manual_seed(0), torch.zeros(4, requires_grad=True)
@@ -192,10 +227,60 @@ def reinmax(
     """
     x = _draw(design, num_samples, generator, antithetic)
     mean = differentiable_mean(design)
-    losses, slope = _evaluate_with_gradient(fn, x)
+    losses, slope = evaluate_with_gradient(fn, x)
     along = (slope * (x - mean)).sum(-1).detach()
     weight = along - _baseline(baseline, along, antithetic, design)
-    return _with_gradient(losses, ((slope * mean).sum(-1) + weight * design.log_prob(x)) / 2)
+    return with_gradient(losses, ((slope * mean).sum(-1) + weight * design.log_prob(x)) / 2, per_row)
+
+
+def distinct_subsets(
+    design: Design,
+    fn: Objective,
+    *,
+    num_samples: int = 8,
+    baseline: float | Tensor = 0.0,
+    per_row: bool = False,
+    generator: Generator | None = None,
+) -> Tensor:
+    """Estimate ∇E[f(x)] from different subsets, each weighted by p/π: unbiased, for any f; exact if all are drawn.
+
+    Of all subsets s, `num_samples` are drawn without replacement, with the inclusion probabilities π = min(1, c·p(s)),
+    and `ĝ = Σ_{drawn} p/π (f − b) ∇log p`: Horvitz and Thompson's estimate of a sum over all subsets. No subset is
+    evaluated twice, and the likely ones are evaluated for sure. The number of subsets
+    must be small (100,000), as they are enumerated. Reference: Kool, van Hoof and Welling, "Estimating gradients for
+    discrete random variables by sampling without replacement" (2020), whose unordered-set estimator draws otherwise.
+
+    Args:
+        design: of one k, whose subsets have a `log_prob`.
+        fn, baseline, per_row, generator: as for `score_function`, and so is what it returns.
+        num_samples: how many subsets, ≥ 1; all of them, if there are fewer.
+
+    Examples:
+        >>> seed, x = torch.Generator().manual_seed(0), torch.zeros(4, requires_grad=True)
+        >>> design = khot.designs.ConditionalPoisson(logits=x, k=2)
+        >>> loss = distinct_subsets(design, lambda s: s[..., 0] * s[..., 1], num_samples=6, generator=seed)
+        >>> torch.autograd.grad(loss, x)[0]  # all six subsets: (1, 1, −1, −1)/12
+        tensor([ 0.0833,  0.0833, -0.0833, -0.0833])
+    """
+    _check.instance("design", design, Design)
+    _check.at_least("num_samples", num_samples, 1)
+    support = design.enumerate_support()  # (m, *batch, n)
+    log_p = design.log_prob(support)  # (m, *batch)
+    chance = log_p.detach().to(torch.float64).exp().reshape(len(support), -1).mT.contiguous()  # (rows, m)
+    count = (chance > 0).sum(-1).clamp(max=num_samples)
+    probs = inclusion_probs(chance, count)
+    index = Pivotal(probs, count, validate_args=False).sample_indices(generator=generator)  # (rows, ≤ num_samples)
+    at, is_drawn = index.clamp(min=0), index >= 0
+    batch = (len(index.mT), *design.batch_shape)
+    places = at.mT.reshape(batch)
+    x = support.gather(0, places[..., None].expand(*batch, support.shape[-1]))
+    share = torch.where(is_drawn, chance.gather(-1, at) / probs.gather(-1, at), 0.0).mT.reshape(batch).to(log_p.dtype)
+    losses = evaluate(fn, x)
+    _check_baseline("baseline", baseline, design.batch_shape)
+    weight = share * (losses.detach() - baseline)
+    score = torch.where(share > 0, log_p.gather(0, places), 0.0)
+    rows = len(losses)  # `with_gradient` takes means
+    return with_gradient(rows * share * losses, rows * weight * score, per_row)
 
 
 def _draw(design: Design, num_samples: int, generator: Generator | None, antithetic: bool) -> Tensor:
@@ -205,7 +290,7 @@ def _draw(design: Design, num_samples: int, generator: Generator | None, antithe
     return design.sample((num_samples,), generator=generator, antithetic=antithetic)
 
 
-def _evaluate(fn: Objective, x: Tensor) -> Tensor:
+def evaluate(fn: Objective, x: Tensor) -> Tensor:
     """Return the losses of samples (…, n); raise unless there is one for each sample and row."""
     version = None if x.is_inference() else x._version
     losses: Any = fn(x)
@@ -218,11 +303,11 @@ def _evaluate(fn: Objective, x: Tensor) -> Tensor:
     return losses if losses.is_floating_point() else losses.to(x.dtype)  # counts and hits are losses, too
 
 
-def _evaluate_with_gradient(fn: Objective, x: Tensor) -> tuple[Tensor, Tensor]:
+def evaluate_with_gradient(fn: Objective, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the losses, in the graph of what else `fn` depends on, and their gradient in x."""
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()
-        losses = _evaluate(fn, leaf)
+        losses = evaluate(fn, leaf)
         total = losses.sum()
         (gradient,) = (
             torch.autograd.grad(total, leaf, retain_graph=True, allow_unused=True) if total.requires_grad else (None,)
@@ -250,10 +335,10 @@ def _check_baseline(name: str, value: Any, shape: torch.Size) -> None:
         _check.number(name, value)
 
 
-def _with_gradient(value: Tensor, surrogate: Tensor) -> Tensor:
-    """Return the mean of `value`, with the gradient of the mean of `surrogate` added to its own."""
-    extra = surrogate.mean()
-    return value.mean() + (extra - extra.detach())
+def with_gradient(value: Tensor, surrogate: Tensor, per_row: bool) -> Tensor:
+    """Return the mean of `value` (S, *batch), or that over samples, with the gradient of `surrogate`'s mean added."""
+    value, extra = (t.mean(0) if per_row else t.mean() for t in (value, surrogate))
+    return value + (extra - extra.detach())
 
 
 def _baseline(baseline: float | Tensor | None, values: Tensor, antithetic: bool, design: Design) -> float | Tensor:

@@ -7,10 +7,22 @@ The kernels of all devices are eager torch that never reads a value on the host;
 them where it can.
 """
 
-from ._samplers import brewer, natural_parameters, order, pivotal, rejective, sampford, systematic, uniform
+from ._samplers import (
+    brewer,
+    cube,
+    local_pivotal,
+    natural_parameters,
+    order,
+    pivotal,
+    rejective,
+    sampford,
+    systematic,
+    uniform,
+)
 from ._statistical import quick_cutoff, statistical_cutoff, statistical_topk
 from ._topk import HAS_NATIVE, constant, hard_topk, is_plain, is_watched, margin, sigmoid_margins, topk
 
 __all__ = ["HAS_NATIVE", "constant", "hard_topk", "is_plain", "is_watched", "margin", "sigmoid_margins", "topk"]
 __all__ += ["brewer", "natural_parameters", "order", "pivotal", "rejective", "sampford", "systematic", "uniform"]
 __all__ += ["quick_cutoff", "statistical_cutoff", "statistical_topk"]
+__all__ += ["cube", "local_pivotal"]

@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from .._math import high_entropy, natural, noise
+from .._math import balanced, high_entropy, natural, noise
 from .._math import pivotal as _pivotal
 from .._math import systematic as _systematic
 from ..kernels import cpu as _native
@@ -36,6 +36,20 @@ systematic = define_sampler(
     "(Tensor p, Tensor k, Tensor seed, SymInt draws, bool is_paired) -> Tensor",
     _systematic.draw,
     lambda p, k, seed, draws, is_paired: p.new_empty((draws * p.shape[0], p.shape[1])),
+)
+# p (rows, n), variables (rows, q, n), whether the size is an integer (rows), seed () → (draws · rows, n) float64
+cube = define_sampler(
+    "cube",
+    "(Tensor p, Tensor z, Tensor is_integer, Tensor seed, bool is_random, SymInt draws) -> Tensor",
+    balanced.cube,
+    lambda p, z, is_integer, seed, is_random, draws: p.new_empty((draws * p.shape[0], p.shape[1]), dtype=torch.float64),
+)
+# p (rows, n), places (rows, n, d), whether the size is an integer (rows), seed () → (draws · rows, n) float64
+local_pivotal = define_sampler(
+    "local_pivotal",
+    "(Tensor p, Tensor places, Tensor is_integer, Tensor seed, SymInt draws) -> Tensor",
+    balanced.local_pivotal,
+    lambda p, places, is_integer, seed, draws: p.new_empty((draws * p.shape[0], p.shape[1]), dtype=torch.float64),
 )
 
 

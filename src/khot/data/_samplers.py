@@ -1,0 +1,228 @@
+"""Samplers for torch's DataLoader that draw k of n items without replacement, with exact inclusion probabilities."""
+
+from collections.abc import Iterator, Sized
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed
+from torch import Tensor
+from torch.utils.data import Dataset, Sampler
+
+from .. import _check
+from ..designs import MakesDesign, Pivotal, inclusion_probs
+
+
+class _Draws:
+    """What both samplers share: probabilities, replicas, and a number of draws that can be resumed."""
+
+    def __init__(
+        self,
+        sizes: Any,
+        k: int,
+        design: MakesDesign,
+        seed: int,
+        num_replicas: int | None,
+        rank: int | None,
+    ) -> None:
+        size = sizes if isinstance(sizes, Tensor) else torch.from_numpy(np.asarray(sizes, dtype=np.float64))
+        size = size.detach() if size.is_floating_point() else size.to(torch.float64)
+        if size.ndim != 1:
+            raise ValueError(f"`sizes` must have the shape (n); got {tuple(size.shape)}.")
+        _check.whole("k", k, len(size), "number of items")
+        _check.integer("seed", seed)
+        is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        self.num_replicas: int = (
+            (torch.distributed.get_world_size() if is_distributed else 1) if num_replicas is None else num_replicas
+        )
+        self.rank: int = (torch.distributed.get_rank() if is_distributed else 0) if rank is None else rank
+        _check.at_least("num_replicas", self.num_replicas, 1)
+        _check.whole("rank", self.rank, self.num_replicas - 1, "`num_replicas` − 1")
+        if k % self.num_replicas:
+            fix = "so that every replica has as many items, and none is left out or repeated"
+            raise ValueError(f"`k` must be a multiple of `num_replicas` = {self.num_replicas}, {fix}; got {k}.")
+        self.k, self.seed = int(k), int(seed)
+        self._law = design(inclusion_probs(size, k), k, validate_args=False)
+        self.probs: Tensor = self._law.mean.detach()
+        self.epoch, self._handed, self._resumed, self._has_begun = 0, 0, 0, False
+
+    @property
+    def weights(self) -> Tensor:
+        """The weight 1/π of each item, (n); inf for an item that is never drawn."""
+        return 1 / self.probs
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration draws. Right after `load_state_dict` its position stays."""
+        _check.at_least("epoch", epoch, 0)
+        if self._has_begun or epoch != self.epoch:
+            self.epoch, self._handed, self._resumed, self._has_begun = epoch, 0, 0, False
+
+    def state_dict(self) -> dict[str, int]:
+        """Return where the sampler is; the same on all replicas that have handed out as many items."""
+        is_done = self._handed == self._of_epoch()
+        return {
+            "seed": self.seed,
+            "epoch": self.epoch + is_done,
+            "handed": 0 if is_done else self._handed,
+            "of": self._of_epoch(),
+        }
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on where another sampler was; the number of replicas may differ."""
+        if missing := {"seed", "epoch", "handed", "of"} - set(state):
+            raise ValueError(f"The state must hold seed, epoch, handed and of; {sorted(missing)} are missing.")
+        if state["of"] != self._of_epoch():
+            raise ValueError(f"The state must be of epochs of {self._of_epoch()}; got epochs of {state['of']}.")
+        self.seed, self.epoch, self._handed = state["seed"], state["epoch"], state["handed"]
+        self._resumed, self._has_begun = self._handed, False
+
+    def _of_epoch(self) -> int:
+        """Return how many items or batches an epoch hands out, over all replicas."""
+        raise NotImplementedError
+
+    def _begin(self) -> int:
+        """Begin an iteration, of the next epoch if this one was begun, and return how much was handed out before."""
+        self.epoch += self._has_begun
+        self._handed, self._resumed, self._has_begun = self._resumed, 0, True
+        return self._handed
+
+    def _sample(self, number: int) -> Tensor:
+        """Return the items of a draw in random order, (k); a function of the seed and the number of the draw."""
+        generator = torch.Generator().manual_seed(_mixed(self.seed, number))
+        chosen = self._law.sample(generator=generator).nonzero()[:, 0]
+        return chosen[torch.randperm(len(chosen), generator=generator)]
+
+
+def _mixed(seed: int, number: int) -> int:
+    """Return a seed of its own for each draw: neighbours would not do, as seed 1, draw 0 is not seed 0, draw 1."""
+    return int(np.random.SeedSequence((seed % 2**64, number)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+class DesignSampler(_Draws, Sampler[int]):
+    """Draw k of n items for each epoch, without replacement, item i with exactly the probability π_i.
+
+    `π = min(1, c · size)`, `Σπ = k`. A loss weighted by 1/π is, on average over epochs, the sum over all n items.
+    `WeightedRandomSampler(replacement=False)` has other probabilities, which are not known.
+
+    Args:
+        sizes: how much of each item is wanted, (n) numbers ≥ 0: a tensor or an array.
+        k: how many for each epoch, over all replicas.
+        design: the law, a class of `khot.designs` or a `functools.partial` of one.
+        seed: of all epochs; the same on all replicas.
+        num_replicas, rank: of a distributed run, each of which gets k/num_replicas items; by default those of
+            `torch.distributed`, or one.
+
+    Each iteration draws the next epoch, or the one that `set_epoch` says, as in torch's `DistributedSampler`. With
+    `state_dict` and `load_state_dict` a run resumes in the middle of an epoch, with other replicas if need be. The
+    state counts what was handed out: a DataLoader with workers takes items ahead.
+
+    Examples:
+        >>> sampler = DesignSampler([10.0, 1.0, 2.0, 3.0], k=2)
+        >>> list(sampler), list(sampler), sampler.weights[:2]
+        ([1, 0], [0, 2], tensor([1., 6.], dtype=torch.float64))
+    """
+
+    def __init__(
+        self,
+        sizes: Any,
+        k: int,
+        *,
+        design: MakesDesign = Pivotal,
+        seed: int = 0,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+    ) -> None:
+        super().__init__(sizes, k, design, seed, num_replicas, rank)
+
+    def __len__(self) -> int:
+        return self.k // self.num_replicas
+
+    def _of_epoch(self) -> int:
+        return self.k
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on where another sampler was; the number of replicas may differ."""
+        if (left := state.get("of", 0) - state.get("handed", 0)) % self.num_replicas:
+            raise ValueError(
+                f"{left} items are left of the epoch, no multiple of `num_replicas` = {self.num_replicas}."
+            )
+        super().load_state_dict(state)
+
+    def __iter__(self) -> Iterator[int]:
+        start = self._begin()
+        for item in self._sample(self.epoch)[start + self.rank :: self.num_replicas].tolist():
+            self._handed += self.num_replicas
+            yield item
+
+
+class DesignBatchSampler(_Draws, Sampler[list[int]]):
+    """Draw k of n items for each batch, without replacement within it, item i with exactly the probability π_i.
+
+    Each batch by itself is a sample of the whole, so the loss weighted by 1/π is unbiased for every step. It takes O(n)
+    for a batch.
+
+    Args:
+        sizes, design, seed, num_replicas, rank: as for `DesignSampler`.
+        k: items of a batch, over all replicas.
+        num_batches: in an epoch.
+
+    Examples:
+        >>> batches = DesignBatchSampler([10.0, 1.0, 2.0, 3.0], k=2, num_batches=3)
+        >>> list(batches)
+        [[1, 0], [0, 2], [2, 0]]
+    """
+
+    def __init__(
+        self,
+        sizes: Any,
+        k: int,
+        *,
+        num_batches: int,
+        design: MakesDesign = Pivotal,
+        seed: int = 0,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+    ) -> None:
+        _check.at_least("num_batches", num_batches, 1)
+        super().__init__(sizes, k, design, seed, num_replicas, rank)
+        self.num_batches = num_batches
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def _of_epoch(self) -> int:
+        return self.num_batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        start, epoch = self._begin(), self.epoch
+        for batch in range(start, self.num_batches):
+            items = self._sample(epoch * self.num_batches + batch)[self.rank :: self.num_replicas].tolist()
+            self._handed = batch + 1
+            yield items
+
+
+class WeightedDataset(Dataset[tuple[Any, Any]]):
+    """Give each item of a data set together with its weight: `(item, weight)`.
+
+    Args:
+        dataset: any data set with a length.
+        weights: one number for each item, such as `sampler.weights`, (n).
+
+    Examples:
+        >>> sampler = DesignSampler([10.0, 1.0, 2.0, 3.0], k=2)
+        >>> data = WeightedDataset(["a", "b", "c", "d"], sampler.weights)
+        >>> [data[i] for i in sampler]
+        [('b', 6.0), ('a', 1.0)]
+    """
+
+    def __init__(self, dataset: Any, weights: Tensor) -> None:
+        _check.instance("dataset", dataset, Sized)
+        if len(dataset) != len(weights):
+            raise ValueError(f"`weights` must be {len(dataset)}, one for each item; got {len(weights)}.")
+        self.dataset, self.values = dataset, weights
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return self.dataset[index], float(self.values[index])

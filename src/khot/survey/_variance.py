@@ -1,0 +1,118 @@
+"""Variances of estimated totals from one sample, of designs whose pairs are not known.
+
+All are sums of squares of y/π about a fit, weighted by 1 − π. They approximate: a design of large entropy with these
+inclusion probabilities has nearly this variance, and one that is spread or balanced has less.
+"""
+
+import torch
+from torch import Tensor
+
+Values = Tensor
+"""(…, k) of the items of the sample."""
+
+
+def hajek(values: Values, probs: Tensor) -> Tensor:
+    """Estimate the variance of Σ y/π by Hájek's approximation, for designs of large entropy and a fixed size.
+
+    `k/(k − 1) Σ (1 − π)(y/π − B)²`, with B the mean of y/π weighted by 1 − π. For `Pivotal` with the order "random",
+    `Sampford`, `ConditionalPoisson`, `Brewer` and `Pareto`. Reference: Hájek, "Asymptotic theory of rejective sampling"
+    (1964).
+
+    Args:
+        values: y of the sample, (…, k).
+        probs: π of the sample, (…, k).
+
+    Returns:
+        (…); 0 if all items are certain.
+
+    Examples:
+        >>> hajek(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0.5, 0.5, 0.5]))
+        tensor(14.)
+    """
+    return _spread(values, probs, values.shape[-1] / max(values.shape[-1] - 1, 1))
+
+
+def deville(values: Values, probs: Tensor) -> Tensor:
+    """Estimate the variance of Σ y/π by Deville's approximation, which differs from `hajek` in the factor.
+
+    `Σ (1 − π)(y/π − B)²/(1 − Σ a²)`, with a = (1 − π)/Σ(1 − π) and B = Σ a y/π. Items that are nearly certain do not
+    count as observations. Reference: Deville, "Estimation de la variance pour les enquêtes en deux phases" (1993).
+
+    Args:
+        values, probs: as for `hajek`, and so is what it returns.
+
+    Examples:
+        >>> deville(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0.5, 0.5, 0.5]))
+        tensor(14.0000)
+    """
+    share = _shares(probs)
+    rest = 1 - share.square().sum(-1)
+    return _spread(values, probs, torch.where(rest > 0, 1 / torch.where(rest > 0, rest, 1.0), 0.0))
+
+
+def _shares(probs: Tensor) -> Tensor:
+    """Return (1 − π)/Σ(1 − π), (…, k); 0 if all are certain."""
+    left = 1 - probs
+    whole = left.sum(-1, keepdim=True)
+    return left / torch.where(whole > 0, whole, 1.0)
+
+
+def _spread(values: Tensor, probs: Tensor, factor: float | Tensor) -> Tensor:
+    ratio = values / probs
+    centre = (_shares(probs) * ratio).sum(-1, keepdim=True)
+    return factor * ((1 - probs) * (ratio - centre).square()).sum(-1)
+
+
+def successive_differences(values: Values, probs: Tensor) -> Tensor:
+    """Estimate the variance of Σ y/π from neighbours in the sample, for samples that are spread along an order.
+
+    `k/(2(k − 1)) Σ (1 − π̄_i)(y_i/π_i − y_{i−1}/π_{i−1})²`, with π̄ the mean of the two. For `Systematic`, and `Pivotal`
+    with the order "given", with the sample in the order of the design: `sample_rows` and `sample_indices` return it so.
+    Reference: Wolter, "Introduction to Variance Estimation" (2007), chapter 8.
+
+    Args:
+        values, probs: as for `hajek`, and so is what it returns.
+
+    Examples:
+        >>> successive_differences(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0.5, 0.5, 0.5]))
+        tensor(7.5000)
+    """
+    k = values.shape[-1]
+    left = 1 - (probs[..., 1:] + probs[..., :-1]) / 2
+    return k / (2 * max(k - 1, 1)) * (left * (values / probs).diff(dim=-1).square()).sum(-1)
+
+
+class Balanced:
+    """Estimate the variance of Σ y/π under a design that is balanced on variables z, such as `khot.designs.Cube`.
+
+    `k/(k − p) Σ (1 − π)(y/π − z·b/π)²`, with b the fit of y on z, weighted by (1 − π)/π², and p the rank of z with π:
+    only what z does not explain counts. Reference: Deville and Tillé, "Variance approximation under balanced sampling"
+    (2005).
+
+    Args:
+        balance: z of the sample, (…, k, q). The size, z = π, is added.
+
+    Examples:
+        >>> y = torch.tensor([1.0, 2.0, 4.0, 3.0])
+        >>> Balanced(y[:, None])(y, torch.full((4,), 0.5))  # explained altogether
+        tensor(0.)
+    """
+
+    def __init__(self, balance: Tensor) -> None:
+        self.balance = balance
+
+    def __call__(self, values: Values, probs: Tensor) -> Tensor:
+        """Return the variance of Σ y/π; (…)."""
+        z = torch.cat((probs[..., None], self.balance.to(probs.dtype)), -1) / probs[..., None]
+        weight = (1 - probs).clamp(min=0).sqrt()[..., None]
+        left, right = weight * z, weight * (values / probs)[..., None]
+        scale = left.norm(dim=-2, keepdim=True)
+        left = left / torch.where(scale > 0, scale, 1.0)
+        u, s, _ = torch.linalg.svd(left, full_matrices=False)
+        is_used = (s > 1e3 * torch.finfo(s.dtype).eps * s[..., :1]) & (s > 0)
+        u = torch.where(is_used[..., None, :], u, 0.0)
+        residual = right - u @ (u.mT @ right)
+        k, p = values.shape[-1], is_used.sum(-1)
+        result = k / (k - p).clamp(min=1) * residual.square().sum((-1, -2))
+        noise = 1e3 * torch.finfo(s.dtype).eps ** 2 * right.square().sum((-1, -2))
+        return torch.where(result > noise, result, 0.0)

@@ -1,0 +1,191 @@
+"""Balanced and spread samples."""
+
+import functools
+
+import pytest
+import torch
+from design_cases import A6K3, generator, scores
+
+import khot
+from khot._math import balanced
+from khot.designs import Cube, LocalPivotal, Pivotal, spatial_order
+from khot.testing import check_design
+
+PLACES = torch.rand(60, 2, dtype=torch.float64, generator=generator(3))
+PROBS = khot.sigmoid_topk(scores(60), 12)
+
+
+def cube(probs, k=None, **options):
+    n = probs.shape[-1]
+    z = torch.stack((torch.arange(n) + 1.0, torch.arange(n).double().cos(), torch.ones(n)), -1)
+    return Cube(probs, k, balance=z, **options)
+
+
+def local(probs, k=None):
+    n = probs.shape[-1]
+    return LocalPivotal(probs, k, places=torch.stack((torch.arange(n) % 3, torch.arange(n) // 3), -1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [cube, functools.partial(cube, order="given"), local], ids=["random", "given", "lpm"])
+def test_a_design_with_known_variables_is_a_right_design(make):
+    check_design(make, draws=40_000)
+
+
+@pytest.mark.parametrize("make", [cube, local])
+def test_inclusion_probabilities_and_sizes(make):
+    p = torch.stack((PROBS, khot.sigmoid_topk(scores(60, seed=1), 5.5), torch.zeros(60).double()))
+    p[2, 10:13] = 1
+    design = make(p, torch.tensor([12.0, 5.5, 3.0]))
+    x = design.sample((1000,), generator=generator())
+    assert ((x.mean(0) - p).abs() <= 5 * (p * (1 - p) / 1000).sqrt()).all()
+    assert (x.sum(-1)[:, 0] == 12).all()
+    assert set(x.sum(-1)[:, 1].tolist()) == {5.0, 6.0}
+    assert torch.equal(x[:, 2], p[2].expand(1000, -1))
+
+
+def test_a_step_of_the_cube_keeps_the_mean_and_the_totals():
+    """φ ± λu, each with the other's probability: checked for the direction and both ends, without chance."""
+    for v in (1, 2, 3, 5):
+        a = scores(200, v, v + 1, seed=v)
+        a[:50, -1] = a[:50, 0] * 2  # rows that depend on each other, if there are two
+        a[50:60, :, 0] = 0
+        w, can_move = balanced._direction(a, torch.ones(200, v + 1, dtype=torch.bool))
+        assert can_move.all()
+        assert ((a @ w[..., None]).abs().amax((-1, -2)) < 1e-9).all()
+        torch.testing.assert_close(w.abs().amax(-1), torch.ones(200, dtype=torch.float64))
+    _, can_move = balanced._direction(a[60:], torch.arange(v + 1).expand(140, v + 1) > 0)
+    assert not can_move.any(), "as many columns as rows, and independent"
+    off = w.clone()
+    off[:, 0] += 0.01
+    assert ((a[60:] @ off[60:, :, None]).abs().amax((-1, -2)) > 1e-4).all(), "the check finds a wrong direction"
+
+
+def test_totals_of_balanced_variables_are_exact_but_for_the_landing():
+    n, k = 600, 120
+    p = khot.sigmoid_topk(0.5 * scores(n), k)
+    z = torch.stack((scores(n, seed=1) + 3, scores(n, seed=2).exp()), -1)
+    samples = {
+        "cube": Cube(p, balance=z).sample((60,), generator=generator()),
+        "pivotal": Pivotal(p).sample((60,), generator=generator()),
+    }
+    spread = {name: khot.horvitz_thompson(z.mT[:, None], x, p).std(-1) for name, x in samples.items()}
+    assert spread["cube"][0] < 0.3 * spread["pivotal"][0]
+    assert spread["cube"][1] < 0.6 * spread["pivotal"][1], "the variable that is given up first"
+    # z = π is balanced already, and a constant column with equal probabilities is the size: nothing changes
+    same = Cube(torch.full((8,), 0.5), balance=torch.ones(8, 1)).sample((50,), generator=generator())
+    assert (same.sum(-1) == 4).all()
+
+
+def test_balanced_on_indicators_is_stratified():
+    """With indicators of strata whose expected counts are whole, every sample has these counts exactly."""
+    strata = torch.arange(40) % 4
+    p = torch.full((40,), 0.3, dtype=torch.float64)
+    indicators = torch.nn.functional.one_hot(strata).double()
+    x = Cube(p, balance=indicators[:, :3] * p[:, None]).sample((200,), generator=generator())
+    assert ((x @ indicators) == 3).all()
+    y = Pivotal(p).sample((200,), generator=generator())
+    assert ((y @ indicators) != 3).any()
+
+
+def test_the_cube_balanced_on_its_size_alone_has_the_pairs_of_the_tree():
+    """With no variable but the size it is the pivotal design in the given order, pair by pair."""
+    p = A6K3[None]
+    x = balanced.cube(p, p[:, None, :][:, :0], torch.tensor([True]), torch.tensor(7), False, 40_000)
+    joint, expected = x.mT @ x / 40_000, Pivotal(A6K3, order="given").joint_probs()
+    assert ((joint - expected).abs() <= 5 * (expected * (1 - expected) / 40_000).sqrt() + 1e-12).all()
+    other = Pivotal(A6K3, order=torch.tensor([5, 0, 3, 1, 4, 2])).joint_probs()
+    assert ((joint - other).abs() > 0.02).any(), "another order has other pairs"
+
+
+def voronoi(x, probs, places):
+    """Stevens and Olsen's measure of spread: the variance of Σπ over the cells of the sample, 1 if well spread."""
+    apart = torch.cdist(places, places).masked_fill(x[:, None] == 0, torch.inf)
+    cells = torch.zeros_like(x).scatter_add_(-1, apart.argmin(-1), probs.expand(x.shape))
+    return ((cells - 1).square() * x).sum(-1) / x.sum(-1)
+
+
+def test_spread_samples_have_even_cells():
+    designs = {
+        "local": LocalPivotal(PROBS, places=PLACES),
+        "tree": Pivotal(PROBS, order=spatial_order(PLACES)),
+        "random": Pivotal(PROBS),
+    }
+    mean = {
+        name: float(voronoi(d.sample((400,), generator=generator()), PROBS, PLACES).mean())
+        for name, d in designs.items()
+    }
+    assert mean["local"] < mean["tree"] < 0.75 * mean["random"], mean
+
+
+def test_local_pivotal_breaks_ties_at_random_and_duels_with_the_nearest():
+    """Four items at ½ in two distant pairs: one of each pair, always, and both of them equally often."""
+    places = torch.tensor([[0.0], [1.0], [10.0], [11.0]])
+    x = LocalPivotal(torch.full((4,), 0.5), places=places).sample((2000,), generator=generator())
+    assert (x[:, :2].sum(-1) == 1).all()
+    assert (x[:, 2:].sum(-1) == 1).all()
+    assert abs(float(x[:, 0].mean()) - 0.5) < 0.056
+    # one item between two others, as near to both: it meets the left one in half of the draws that it begins
+    tied = torch.tensor([[-1.0], [0.0], [1.0], [50.0]])
+    y = LocalPivotal(torch.tensor([0.3, 0.4, 0.3, 1.0]), places=tied).sample((2000,), generator=generator())
+    assert abs(float(y[:, 0].mean()) - 0.3) < 0.052
+
+
+def test_a_spatial_order_is_an_order_of_neighbours():
+    order = spatial_order(PLACES)
+    assert torch.equal(order.sort().values, torch.arange(60))
+    step = (PLACES[order][1:] - PLACES[order][:-1]).norm(dim=-1).mean()
+    assert step < 0.4 * (PLACES[1:] - PLACES[:-1]).norm(dim=-1).mean()
+    line = scores(37)
+    assert torch.equal(spatial_order(line[:, None]), line.argsort())
+    both = spatial_order(torch.stack((PLACES, PLACES.flip(-1))))
+    assert torch.equal(both[0], order)
+    assert spatial_order(torch.zeros(1, 2)).tolist() == [0]
+
+
+def test_samples_are_the_same_in_parts_and_with_a_seed(monkeypatch):
+    design = cube(PROBS)
+    x = design.sample((30,), generator=generator())
+    assert torch.equal(x, design.sample((30,), generator=generator()))
+    monkeypatch.setattr("khot.designs._balanced.AT_ONCE", 5 * 60 * 5)
+    parts = design.sample((30,), generator=generator())
+    assert parts.shape == x.shape
+    assert len(parts.unique(dim=0)) > 25, "the parts have seeds of their own"
+
+
+def test_balanced_samples_under_transforms_and_in_batches():
+    p = khot.sigmoid_topk(scores(3, 2, 10), 4)
+    z = scores(2, 10, 2, seed=4)
+    for design in (Cube(p, balance=z), LocalPivotal(p, places=z)):
+        x = design.expand((5, 3, 2)).sample(generator=generator())
+        assert x.shape == (5, 3, 2, 10)
+        assert (x.sum(-1) == 4).all()
+    rows = torch.vmap(lambda row: cube(row).sample(), randomness="different")(p[:, 0])
+    assert (rows.sum(-1) == 4).all()
+    y = khot.sample_khot(scores(10).requires_grad_(), 4, design=cube, generator=generator())
+    assert y.requires_grad
+
+
+@pytest.mark.compile
+def test_balanced_samples_compile():
+    p, z = khot.sigmoid_topk(scores(10), 4), scores(10, 2)
+    for make in (lambda t: Cube(t, 4, balance=z), lambda t: LocalPivotal(t, 4, places=z)):
+        x = torch.compile(lambda t, make=make: make(t).sample(), fullgraph=True)(p)
+        assert x.sum() == 4
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "call"),
+    [
+        (ValueError, r"of shape \(…, 6, q\)", lambda: Cube(A6K3, balance=torch.ones(5, 2))),
+        (ValueError, r"of shape \(…, 6, q\)", lambda: Cube(A6K3, balance=torch.ones(6))),
+        (ValueError, "must be finite", lambda: Cube(A6K3, balance=torch.full((6, 1), torch.nan))),
+        (ValueError, "must broadcast", lambda: LocalPivotal(A6K3, places=torch.ones(2, 6, 1))),
+        (TypeError, "torch.Tensor", lambda: LocalPivotal(A6K3, places=[1, 2])),
+        (ValueError, "'random', 'given'", lambda: Cube(A6K3, balance=torch.ones(6, 1), order="shared")),
+        (NotImplementedError, "no tractable", lambda: Cube(A6K3, balance=torch.ones(6, 1)).log_prob(A6K3.round())),
+    ],
+)
+def test_errors_of_balanced_designs(error, match, call):
+    with pytest.raises(error, match=match):
+        call()
