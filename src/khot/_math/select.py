@@ -1,4 +1,4 @@
-"""Selection on the last dim: hard, and by k successive softmaxes."""
+"""Selection on the last dim: hard, within a budget, and by k successive softmaxes."""
 
 import torch
 from torch import Tensor
@@ -26,6 +26,24 @@ def k_hot(x: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
     allowed = (x > -torch.inf).sum(-1, keepdim=True)
     possible = (k >= 0) & (k <= allowed) & (k == k.floor()) & ~x.isnan().any(-1, keepdim=True)
     return torch.where(possible, (ranks(order(x)) < k).to(x.dtype), torch.nan).contiguous()
+
+
+def greedy(x: Tensor, costs: Tensor, budget: float) -> Tensor:
+    """Return the items (n,) bool that are taken by falling x, ties by lowest index, each if it still fits the budget.
+
+    Nothing that is left out would fit. Costs are > 0; sums are float64, so integer costs are counted exactly.
+    """
+    kept = torch.zeros(x.shape, dtype=torch.bool, device=x.device)
+    rest, costs = order(x), costs.to(torch.float64)
+    while rest.numel():
+        rest = rest[costs[rest] <= budget]
+        spent = costs[rest].cumsum(0)
+        count = int((spent <= budget).sum())
+        if count:
+            kept[rest[:count]] = True
+            budget -= float(spent[count - 1])
+        rest = rest[count:]
+    return kept
 
 
 def indices(x: Tensor) -> Tensor:

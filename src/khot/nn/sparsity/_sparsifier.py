@@ -1,0 +1,484 @@
+"""The Sparsifier: it attaches masks to a model, holds the budget at every step, and folds the masks in at the end."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from ... import _check
+from ..schedules import Schedule, Shape, between, cubic, geometric
+from ._costs import Cost, Divide, Flops, globally, item_costs, parameters, traced
+from ._masks import Answers, Mask, Problem, Rule, masked_gradient, straight_through
+from ._scores import Known, Score, magnitude
+from ._units import Group, Layers, Unit, prunable, weights
+
+
+@dataclass
+class Pool:
+    """Groups that share a budget."""
+
+    groups: list[Group]
+    thetas: list[nn.Parameter]
+    costs: Tensor | None  # (n,) of all items, or None if each costs the same
+    price: float  # what an item costs, if all cost the same; else 1
+    final: float  # the budget at the end
+    total: float  # the cost of everything
+    row: tuple[int, int] | None
+    values: Tensor | None = None  # (n,), the mask in force
+    problem: Problem | None = None  # that it answers
+
+    @property
+    def counts(self) -> list[int]:
+        return [group.count for group in self.groups]
+
+    def pose(self, x: Tensor, rest: float, heat: Tensor, seed: int) -> Problem:
+        """Return the problem for scores x (n,); `rest` is the share of what is to be dropped that is still kept."""
+        if self.row is not None:
+            n, m = self.row
+            return Problem(x.view(-1, m), n + rest * (m - n), heat, None, seed)
+        budget = self.final + rest * (self.total - self.final)
+        costs = None if self.costs is None else self.costs.to(x.device, x.dtype)
+        return Problem(x, budget / self.price, heat, costs, seed)
+
+    def cost_of(self, values: Tensor) -> float:
+        """Return Σ c·m in float64."""
+        m = values.detach().reshape(-1).to(torch.float64)
+        return self.price * float(m.sum() if self.costs is None else (m * self.costs.to(m.device)).sum())
+
+
+DENSITY, HEAT = between(cubic, 0.0, 0.5), between(geometric, 0.0, 0.8)
+
+
+class _Dials(nn.Module):
+    """The numbers that schedules move."""
+
+    density: Tensor
+    temperature: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("density", torch.ones((), dtype=torch.float64))
+        self.register_buffer("temperature", torch.ones((), dtype=torch.float64))
+
+
+class Sparsifier:
+    """Hold a budget over the weights of a model at every step of training, with a gradient to what is chosen.
+
+    The masks m solve `max Σ x·m` with `Σ c·m = budget`: softly by `khot.sigmoid_topk` over all chosen layers at once,
+    or hard, by falling score per cost. They are attached by `torch.nn.utils.parametrize`. Make the optimiser after the
+    Sparsifier, because learned scores are parameters of the model. Call `step()` after each step of the optimiser, and
+    `finalize()` at the end. In evaluation mode the mask is always hard.
+
+    Args:
+        model: whose weights are chosen; changed in place.
+        budget: what may be kept: a float in (0, 1] is a share of the total cost, an int an absolute cost. None with
+            `n_of_m` and `by_layer`, which imply it.
+        steps: how many training steps there will be; 0 prunes at once.
+        layers: which layers, a function of name and module: `prunable` takes every Linear, Conv and Embedding.
+        exclude: names of modules that stay dense, with all below them.
+        units: what is chosen: `weights`, `rows`, `columns`, `blocks(b)`, `n_of_m(n, m)`.
+        share: how the budget is divided: `globally`, `uniformly`, `by_erdos_renyi`, `by_layer(fractions)`.
+        cost: what is counted: `parameters`, `Flops(example)`, `Latency(table)`, or a function of a layer, its name and
+            the shapes of its outputs to the cost of its weights when dense. A layer that costs nothing stays dense.
+        score: what makes an item worth keeping: `magnitude`, `learned`, `magnitude_times_learned`,
+            `gradient_growth(…)` or a `Score` of your own.
+        mask: the mask in training: `soft`, `straight_through`, `sampled` or `hard`.
+        gradient: what reaches a weight itself: `masked_gradient`, `soft_gradient`, `dense_gradient` or
+            `best_gradient(extra)`.
+        density_schedule: the way of the budget from everything to `budget`, a shape of `khot.nn.schedules`.
+        temperature: of σ_k at first and at last, in units of the mean score (for `learned`: of scores).
+        temperature_schedule: the way between.
+        freeze: from this share of the steps on, the hard mask stays and the weights are fine-tuned; 1 for never.
+        every: compute masks anew only each so many steps. In between they are constant.
+        generator: where the seed of `sampled` comes from; torch's own if None.
+
+    Examples:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+        >>> sparsifier = Sparsifier(model, 0.25, steps=10)
+        >>> optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        >>> for _ in range(10):
+        ...     loss = model(torch.ones(4, 8)).square().mean()
+        ...     loss.backward()
+        ...     optimizer.step()
+        ...     sparsifier.step()
+        >>> sparsifier.density()
+        0.25
+        >>> sum(int(p.count_nonzero()) for p in sparsifier.finalize().parameters() if p.ndim == 2)
+        40
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        budget: float | None,
+        *,
+        steps: int,
+        layers: Callable[[str, nn.Module], bool] = prunable,
+        exclude: Iterable[str] = (),
+        units: Unit = weights,
+        share: Divide = globally,
+        cost: Cost = parameters,
+        score: Score = magnitude,
+        mask: Rule = straight_through,
+        gradient: Callable[[Problem, Tensor], Tensor | None] = masked_gradient,
+        density_schedule: Shape = DENSITY,
+        temperature: tuple[float, float] = (1.0, 0.05),
+        temperature_schedule: Shape = HEAT,
+        freeze: float = 0.8,
+        every: int = 1,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        _check.instance("model", model, nn.Module)
+        _check.at_least("steps", steps, 0)
+        _check.at_least("every", every, 1)
+        _check.fraction("freeze", freeze)
+        _check.instance("score", score, Score)
+        start, end = temperature
+        _check.positive("temperature", start)
+        _check.positive("temperature", end)
+        self.model, self.steps, self.freeze, self.every = model, int(steps), float(freeze), int(every)
+        self.score, self.rule, self.gradient = score, mask, gradient
+        found = _found(model, layers, exclude)
+        self.pools = _pools(model, found, budget, units, share, cost)
+        if score.resets and any(pool.costs is not None for pool in self.pools):
+            raise ValueError("`score` must not be `gradient_growth` if items cost differently: it counts items.")
+        self._dials, self.done = _Dials(), 0
+        total = sum(pool.total for pool in self.pools)
+        self._end = sum(pool.final for pool in self.pools) / total
+        self._schedules = [
+            Schedule(self._dials, "density", 1.0, self._end, steps=steps, shape=density_schedule),
+            Schedule(self._dials, "temperature", start, end, steps=steps, shape=temperature_schedule),
+        ]
+        self._seed = int(torch.randint(2**62, (), generator=generator))
+        self._signature: Any = None
+        self._masks: dict[str, Mask] = {}
+        self._handle: Any = None
+        self._is_frozen = self._has_kept = False
+        modules = {id(m): m for pool in self.pools for g in pool.groups for t in g.masked for _, m, _ in t.places}
+        self._orders = [(module, list(module._parameters)) for module in modules.values()]
+        self._attach()
+        self._freeze() if self._is_time() else self.refresh()
+
+    # ── masks ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _attach(self) -> None:
+        for pool in self.pools:
+            for group in pool.groups:
+                for masked in group.masked:
+                    mask = self._masks[masked.path] = Mask(self, masked.tensor)
+                    for _, module, name in masked.places:
+                        parametrize.register_parametrization(module, name, mask)
+                    mask.train(self.model.training)
+                if self.score.start is not None:
+                    sizes = _sizes(group).detach()
+                    theta = self.score.start(sizes / sizes.mean())
+                    mask = self._masks[group.masked[0].path]
+                    mask.theta = nn.Parameter(theta.clone())
+                    pool.thetas.append(mask.theta)
+        self._handle = self.model.register_forward_pre_hook(self._before)
+
+    def _leaves(self) -> list[nn.Parameter]:
+        tensors = [masked.tensor for pool in self.pools for group in pool.groups for masked in group.masked]
+        return tensors + [theta for pool in self.pools for theta in pool.thetas]
+
+    def _sign(self) -> Any:
+        return [(leaf._version, leaf.data_ptr(), leaf.dtype) for leaf in self._leaves()]
+
+    def _before(self, module: nn.Module, inputs: Any) -> None:
+        """Compute masks anew if weights changed since the last time, by a step of the optimiser or otherwise."""
+        if torch.compiler.is_compiling() or self._is_frozen or self.every > 1:
+            return
+        if self._sign() != self._signature:
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Compute the masks for the weights, scores, budget and temperature of now."""
+        leaves = self._leaves()
+        old = [pool.values for pool in self.pools] if self.score.resets else []
+        results = iter(Answers.apply(self._answer, *leaves))  # type: ignore[no-untyped-call]
+        for pool in self.pools:
+            for group in pool.groups:
+                for masked in group.masked:
+                    self._masks[masked.path].mask = next(results)
+        if self.score.resets:
+            self._reset(old)
+        self._signature, self._has_kept = self._sign(), False
+        if not self.model.training:
+            self.refresh_kept()
+
+    def _answer(self, *leaves: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the masks of all tensors, and what their gradient flows through."""
+        masks, sources, left = [], [], iter(leaves)
+        tensors = [[[next(left) for _ in group.masked] for group in pool.groups] for pool in self.pools]
+        has_gradient = not getattr(self.rule, "has_no_gradient", False)
+        rest = (float(self._dials.density) - self._end) / (1 - self._end) if self._end < 1 else 0.0
+        for pool, own in zip(self.pools, tensors, strict=True):
+            thetas = [next(left) for _ in pool.thetas]
+            with torch.set_grad_enabled(has_gradient):
+                problem = pool.problem = self._problem(pool, own, thetas, rest)
+                values = self.rule(problem).detach()
+                source = problem.soft() if has_gradient else values
+            is_plain = self.gradient is masked_gradient
+            flow = None if is_plain else self.gradient(problem, values)
+            pool.values = values.reshape(-1)
+            parts = [pool.values, source.reshape(-1), None if flow is None else flow.detach().reshape(-1)]
+            split = [[None] * len(pool.groups) if part is None else part.split(pool.counts) for part in parts]
+            for group, value, soft, go in zip(pool.groups, *split, strict=True):
+                masks += group.spread(value)
+                sources += group.spread(soft)
+                flows = [None] * len(group.masked) if go is None else group.spread(go)
+                for masked, item in zip(group.masked, flows, strict=True):
+                    mask = self._masks[masked.path]
+                    mask.flow, mask.is_plain = item, is_plain
+        return masks, sources
+
+    def _problem(self, pool: Pool, tensors: list[list[Tensor]], thetas: list[Tensor], rest: float) -> Problem:
+        """Return the problem of a pool; `rest` is the share of what is to be dropped that is still kept."""
+        sizes = _joined([group.reduce([t.abs() for t in own]) for group, own in zip(pool.groups, tensors, strict=True)])
+        theta = _joined(thetas) if thetas else None
+        progress = self.done / self.steps if self.steps else 1.0
+        x = self.score.function(Known(sizes, theta, self._gradients(pool), pool.values, progress))
+        if x.shape != sizes.shape:
+            raise ValueError(f"`score` must give one number per item, {tuple(sizes.shape)}; got {tuple(x.shape)}.")
+        heat = self._dials.temperature.to(x.device)
+        if self.score.is_relative:
+            per_cost = x.detach() if pool.costs is None else x.detach() / pool.costs.to(x.device, x.dtype)
+            heat = heat * per_cost.mean(dtype=torch.float64).clamp(min=torch.finfo(x.dtype).tiny)
+        return pool.pose(x, rest, heat, (self._seed + self.done) % 2**63)
+
+    def _gradients(self, pool: Pool) -> Tensor | None:
+        if not self.score.needs_gradient:
+            return None
+        parts = []
+        for group in pool.groups:
+            own = [self._masks[masked.path].gradient for masked in group.masked]
+            if any(g is None for g in own):
+                return None
+            parts.append(group.reduce([g for g in own if g is not None]))
+        return _joined(parts)
+
+    @property
+    def wants_gradient(self) -> bool:
+        """Whether the gradient of this step is needed for the next masks."""
+        return self.score.needs_gradient and not self._is_frozen and (self.done + 1) % self.every == 0
+
+    def _reset(self, old: list[Tensor | None]) -> None:
+        """Set weights to 0 that were masked and are kept now."""
+        for pool, before in zip(self.pools, old, strict=True):
+            if before is None:
+                continue
+            assert pool.values is not None
+            is_new = (pool.values > 0) & (before == 0)
+            for group, part in zip(pool.groups, is_new.split(pool.counts), strict=True):
+                for masked, item in zip(group.masked, group.spread(part), strict=True):
+                    with torch.no_grad():
+                        masked.tensor.masked_fill_(item, 0.0)
+
+    def refresh_kept(self) -> None:
+        """Compute the hard masks that evaluation uses, if they are out of date."""
+        if self._has_kept or any(pool.problem is None for pool in self.pools):
+            return
+        with torch.no_grad():
+            self._put("kept", [pool.problem.hard().reshape(-1) for pool in self.pools if pool.problem is not None])
+        self._has_kept = True
+
+    def _put(self, what: str, values: list[Tensor]) -> None:
+        for pool, own in zip(self.pools, values, strict=True):
+            for group, part in zip(pool.groups, own.split(pool.counts), strict=True):
+                for masked, item in zip(group.masked, group.spread(part), strict=True):
+                    setattr(self._masks[masked.path], what, item)
+
+    # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _is_time(self) -> bool:
+        return self.done >= self.freeze * self.steps and (self.freeze < 1 or self.steps == 0)
+
+    def step(self) -> None:
+        """Move the schedules by one step, and compute the masks for the weights of now."""
+        self.done += 1
+        for schedule in self._schedules:
+            schedule.step()
+        if self._is_frozen:
+            return
+        if self._is_time():
+            self._freeze()
+        elif self.done % self.every == 0:
+            self.refresh()
+        else:
+            self._hold()
+
+    def _hold(self) -> None:
+        """Let the masks be constants until they are computed anew."""
+        self._put("mask", [pool.values for pool in self.pools if pool.values is not None])
+
+    def _freeze(self) -> None:
+        """Fix the hard masks of the final budget."""
+        values = self._final()
+        for pool, own in zip(self.pools, values, strict=True):
+            pool.values, pool.problem = own, None
+        self._is_frozen = self._has_kept = True
+        self._hold()
+        self._put("kept", values)
+        for mask in self._masks.values():
+            mask.flow, mask.is_plain, mask.gradient = None, True, None
+
+    @torch.no_grad()
+    def _final(self) -> list[Tensor]:
+        """Return the hard masks of the final budget: those that are frozen, or those for the weights of now."""
+        if self._is_frozen:
+            return [pool.values for pool in self.pools if pool.values is not None]
+        return [self._problem(pool, *self._own(pool), 0.0).hard().reshape(-1) for pool in self.pools]
+
+    def _own(self, pool: Pool) -> tuple[list[list[Tensor]], list[Tensor]]:
+        return [[masked.tensor for masked in group.masked] for group in pool.groups], list(pool.thetas)
+
+    # ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────
+    def cost(self) -> float:
+        """Return what the mask of training costs now, Σ c·m."""
+        return sum(pool.cost_of(pool.values) for pool in self.pools if pool.values is not None)
+
+    def density(self) -> float:
+        """Return the share of the total cost that the mask of training keeps now."""
+        return self.cost() / sum(pool.total for pool in self.pools)
+
+    def masks(self) -> dict[str, Tensor]:
+        """Return the mask of training of each tensor, by its name in the original model; like the tensor."""
+        return {path: mask.mask.detach() for path, mask in self._masks.items()}
+
+    def kept(self) -> dict[str, Tensor]:
+        """Return the hard mask of each tensor, that of evaluation, by its name in the original model."""
+        self.refresh_kept()
+        return {path: mask.kept for path, mask in self._masks.items()}
+
+    def finalize(self) -> nn.Module:
+        """Fold the hard masks of the final budget into the weights, and take the parametrizations off.
+
+        Returns:
+            The model, with the names and the order of its original state dict.
+        """
+        if not self._is_frozen:
+            self._freeze()
+        with torch.no_grad():
+            for pool in self.pools:
+                for group in pool.groups:
+                    for masked in group.masked:
+                        masked.tensor.mul_(self._masks[masked.path].kept.to(masked.tensor.dtype))
+        self._detach()
+        return self.model
+
+    def _detach(self) -> None:
+        self._handle.remove()
+        for masked in (masked for pool in self.pools for group in pool.groups for masked in group.masked):
+            for _, module, name in masked.places:
+                if parametrize.is_parametrized(module, name):
+                    parametrize.remove_parametrizations(module, name, leave_parametrized=False)
+        for module, names in self._orders:
+            own = module._parameters
+            ordered = {name: own[name] for name in names if name in own}
+            own.clear()
+            own.update(ordered)
+
+    # ── to stop and go on ────────────────────────────────────────────────────────────────────────────────────────────
+    def state_dict(self) -> dict[str, Any]:
+        """Return what to save beside the states of the model and the optimiser."""
+        is_constant = self._is_frozen or self.every > 1 or self.score.needs_gradient
+        values = [pool.values for pool in self.pools] if is_constant else None
+        return {"done": self.done, "seed": self._seed, "is_frozen": self._is_frozen, "values": values}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state; load that of the model first."""
+        self.done, self._seed = state["done"], state["seed"]
+        for schedule in self._schedules:
+            schedule.load_state_dict({"done": self.done})
+        self._is_frozen = False
+        if state["values"] is not None:
+            for pool, values in zip(self.pools, state["values"], strict=True):
+                pool.values = values.to(pool.groups[0].masked[0].tensor.device)
+            if state["is_frozen"]:
+                self._is_frozen = self._has_kept = True
+                self._put("kept", state["values"])
+            self._hold()
+        if not self._is_frozen and self.done % self.every == 0 and not self.score.needs_gradient:
+            self.refresh()
+
+
+# ── how a budget is set up ───────────────────────────────────────────────────────────────────────────────────────────
+def _found(model: nn.Module, layers: Callable[[str, nn.Module], bool], exclude: Iterable[str]) -> dict[str, nn.Module]:
+    """Return the layers to choose in, by name; a module that is used twice comes once."""
+    everything = dict(model.named_modules(remove_duplicate=False))
+    excluded = [exclude] if isinstance(exclude, str) else list(exclude)
+    for name in excluded:
+        if name not in everything:
+            raise ValueError(f"`exclude` must name modules of the model; got {name!r}, which it does not have.")
+    out = {id(m) for name in excluded for m in everything[name].modules()}
+    found = {name: m for name, m in model.named_modules() if id(m) not in out and layers(name, m)}
+    if not found:
+        raise ValueError("`layers` must accept at least one layer of the model; it accepted none. See `prunable`.")
+    for name, module in found.items():
+        if not isinstance(getattr(module, "weight", None), nn.Parameter):
+            has = "has no parameter `weight`, or one that is parametrized already"
+            raise ValueError(f"{name!r} ({type(module).__name__}) {has}. Leave it out with `exclude`.")
+        if isinstance(module.weight, nn.parameter.UninitializedParameter):
+            raise ValueError(f"{name!r} has no shape yet; run the model once before.")
+    return found
+
+
+def _pools(
+    model: nn.Module, layers: Layers, budget: float | None, units: Unit, share: Divide, cost: Cost
+) -> list[Pool]:
+    """Divide the model into items and the budget among them."""
+    if budget is not None:
+        _check.above("budget", budget, 0)
+    shapes = traced(model, layers, cost.example) if isinstance(cost, Flops) else {}
+    prices: dict[int, float] = {}
+    for name, module in layers.items():
+        weight: Tensor = module.weight  # type: ignore[assignment]
+        value = cost(module, name, shapes.get(name, []))
+        _check.not_negative(f"the cost of {name!r}", value)
+        prices[id(weight)] = prices.get(id(weight), 0) + value / weight.numel()
+        if cost is parameters:
+            prices[id(weight)] = 1  # a tensor that layers share is stored once
+    costly = {name: m for name, m in layers.items() if prices[id(m.weight)] > 0}
+    groups = units(model, costly)
+    if not groups:
+        raise ValueError("`cost` must be > 0 for at least one layer; it is 0 for all.")
+    if groups[0].row is not None:
+        if budget is not None:
+            raise ValueError(f"`budget` must be None with `n_of_m`, which implies it; got {budget}.")
+        return [_pool([group], prices, None) for group in groups]
+    totals = [_pool([group], prices, None).total for group in groups]
+    if budget is not None and isinstance(budget, float) and budget <= 1:
+        budget = budget * sum(totals)
+    elif budget is not None and budget > sum(totals):
+        raise ValueError(f"`budget` must be at most {sum(totals):g}, the cost of everything; got {budget}.")
+    return [_pool(own, prices, part) for own, part in share(groups, totals, budget)]
+
+
+def _pool(groups: list[Group], prices: dict[int, float], budget: float | None) -> Pool:
+    each = [item_costs(group, prices[id(group.masked[0].tensor)]) for group in groups]
+    counts = [group.count for group in groups]
+    row = groups[0].row
+    if all(isinstance(c, float) for c in each) and len(set(each)) == 1:
+        price, costs, total = float(each[0]), None, float(each[0]) * sum(counts)
+        least = price
+    else:
+        costs = torch.cat(
+            [torch.as_tensor(c, dtype=torch.float64).expand(n) for c, n in zip(each, counts, strict=True)]
+        )
+        price, total, least = 1.0, float(costs.sum()), float(costs.min())
+    final = total * (row[0] / row[1] if row else 1.0) if budget is None else budget
+    if final < least:
+        name = ", ".join(repr(group.name) for group in groups[:3]) + (", …" if len(groups) > 3 else "")
+        raise ValueError(f"The budget of {name} must be ≥ {least:g}, the least cost of an item; got {final:g}.")
+    return Pool(groups, [], costs, price, final, total, row)
+
+
+def _sizes(group: Group) -> Tensor:
+    return group.reduce([masked.tensor.abs() for masked in group.masked])
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """Return parts as one vector, in float32 or wider."""
+    x = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return x if x.dtype.itemsize >= 4 else x.float()
