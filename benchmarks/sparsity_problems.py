@@ -62,9 +62,7 @@ class Problem(NamedTuple):
 
 
 def digits_network() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
-    )
+    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
 
 
 def digits(seed: int) -> Data:
@@ -74,19 +72,11 @@ def digits(seed: int) -> Data:
 
 
 def fashion_network() -> nn.Module:
-    """A CNN of 16, 32 and 32 channels and 32 hidden units, for 28×28 pixels."""
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 3, stride=2, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, 3, stride=2, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(32, 32, 3, stride=2, padding=1),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(512, 64),
-        nn.ReLU(),
-        nn.Linear(64, 10),
-    )
+    """A CNN of 8, 16 and 32 channels and 64 hidden units, for 28×28 pixels."""
+    parts: list[nn.Module] = []
+    for before, after in ((1, 8), (8, 16), (16, 32)):
+        parts += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.ReLU()]
+    return nn.Sequential(*parts, nn.Flatten(), nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
 @lru_cache(maxsize=1)
@@ -99,19 +89,18 @@ def fashion_images(path: Path) -> tuple[Tensor, Tensor]:
             if name.parent.name == "clothes" and name.suffix == ".json":
                 with archive.extractfile(member) as file:
                     found = json.load(io.TextIOWrapper(file, encoding="utf-8"))
-                rows = [row for row in (found["data"] if isinstance(found, dict) else found)]
-                rows = np.asarray(rows, dtype=np.float32).reshape(-1, 784)
-                images.append(rows)
+                rows = [row for row in found["data"] if len(row) == 784]
+                images.append(np.asarray(rows, dtype=np.uint8))
                 labels += [int(name.stem)] * len(rows)
-    x = torch.from_numpy(np.concatenate(images))
-    return x.view(-1, 1, 28, 28), torch.tensor(labels)
+    x = torch.from_numpy(np.concatenate(images).astype(np.float32))
+    return x.view(-1, 1, 28, 28) / 255 - 0.5, torch.tensor(labels)
 
 
 class Characters(NamedTuple):
     """The sizes of the transformer."""
 
     length: int = 32
-    width: int = 64
+    width: int = 32
     heads: int = 4
 
 
@@ -123,6 +112,8 @@ class Transformer(nn.Module):
         self.sizes = sizes
         self.token = nn.Embedding(vocabulary, sizes.width)
         self.place = nn.Embedding(sizes.length, sizes.width)
+        for embedding in (self.token, self.place):
+            nn.init.normal_(embedding.weight, std=0.1)  # about as large as the other weights, for global budgets
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(sizes.width) for _ in range(3))
         self.qkv = nn.Linear(sizes.width, 3 * sizes.width)
         self.out = nn.Linear(sizes.width, sizes.width)
@@ -163,18 +154,18 @@ def passages(path: Path, length: int, train: int, test: int, seed: int) -> Data:
 
 def problems(fashion: Path | None, characters: Path | None) -> dict[str, Problem]:
     """Return the problems whose files are there."""
-    found = {"digits": Problem(digits_network, digits, steps=400, batch=64)}
+    found = {"digits": Problem(digits_network, digits, steps=300, batch=64)}
     if fashion is not None:
         found["fashion"] = Problem(
-            fashion_network, lambda seed: split(*fashion_images(fashion), seed, 10_000, 2_000), steps=400, batch=64
+            fashion_network, lambda seed: split(*fashion_images(fashion), seed, 10_000, 2_000), steps=300, batch=50
         )
     if characters is not None:
         kinds = text(characters)[1]
         found["characters"] = Problem(
             lambda: Transformer(kinds),
             lambda seed: passages(characters, Characters().length, 20_000, 500, seed),
-            steps=400,
-            batch=32,
+            steps=300,
+            batch=16,
         )
     return found
 

@@ -35,7 +35,7 @@ def flat(tensors: Iterable[Tensor]) -> Tensor:
 
 def top(scores: Tensor, k: int) -> Tensor:
     """Return the mask of the k largest entries: exactly k, also if some are equal."""
-    return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, scores.topk(k).indices, True)
+    return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, scores.topk(k, sorted=False).indices, True)
 
 
 class Dense:
@@ -46,7 +46,7 @@ class Dense:
     def __init__(self, model: nn.Module, density: float, *, steps: int, knob: Any, loss: Loss) -> None:
         self.params = prunable(model)
         self.sizes = [p.numel() for p in self.params.values()]
-        self.k = round(density * sum(self.sizes))
+        self.k = int(density * sum(self.sizes) + 1e-9)  # within the budget
         self.density, self.steps, self.knob, self.done = density, steps, knob, 0
         self.start(loss)
 
@@ -206,9 +206,7 @@ class RigL(Masked):
 
     def start(self, loss: Loss) -> None:
         self.counts = layer_counts([tuple(p.shape) for p in self.params.values()], self.k, 1.0)
-        self.mask = flat(
-            top(torch.rand(size), count) for size, count in zip(self.sizes, self.counts, strict=True)
-        )
+        self.mask = flat(top(torch.rand(size), count) for size, count in zip(self.sizes, self.counts, strict=True))
         self.end = round(0.75 * self.steps)
         self.every = max(1, self.end // self.updates)
         self.hide()
@@ -283,7 +281,7 @@ class Str(Dense):
     `own_density` is the density before. The decay is a term of the loss, as in the paper, with no rate of its own.
     """
 
-    knobs = (1e-4, 1e-3, 1e-2)
+    knobs = (3e-3, 1e-2, 2e-2)
     begin = -6.0
 
     def start(self, loss: Loss) -> None:
@@ -311,7 +309,7 @@ def projected(s: Tensor, k: float) -> Tensor:
     low, high = 0.0, float(s.max())
     if s.clamp(0, 1).sum() <= k:
         return s.clamp(0, 1)
-    for _ in range(50):
+    for _ in range(20):
         middle = (low + high) / 2
         low, high = (middle, high) if (s - middle).clamp(0, 1).sum() > k else (low, middle)
     return (s - high).clamp(0, 1)
