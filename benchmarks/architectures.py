@@ -11,11 +11,13 @@ docs/img/architectures.svg; ten minutes on one thread.
 from __future__ import annotations
 
 import argparse
+import csv
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import product
+from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from matplotlib.figure import Figure
@@ -26,9 +28,9 @@ from torch.nn.functional import cross_entropy
 from benchmarks import common
 from benchmarks.rivals import darts
 from benchmarks.sparsity_problems import Data, split
-from benchmarks.style import BLUE, FAINT, GREEN, GREY, ORANGE, PINK, panels, styled
+from benchmarks.style import BLUE, FAINT, GREEN, GREY, ORANGE, PINK, SKY, panels, styled
 from khot.bench import markdown_table
-from khot.nn import Choice, Schedule, perturbation_scores, selectors
+from khot.nn import Choice, Schedule, selectors
 from khot.nn.sparsity import Sparsifier, choices
 
 CHANNELS = 8
@@ -109,6 +111,7 @@ class Batches:
         self.generator = torch.Generator().manual_seed(seed)
 
     def loss(self, model: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the loss on a new batch."""
         rows = torch.randint(len(self.x), (BATCH,), generator=self.generator)
         return cross_entropy(model(self.x[rows]), self.y[rows])
 
@@ -240,3 +243,159 @@ SEARCHES: dict[str, Callable[..., Genome]] = {
     "Choice, σ_k": by_choice(selectors.soft, len(OPERATIONS)),
     "Choice, sampled": by_choice(selectors.sampled, 1),
 }
+
+
+class Row(NamedTuple):
+    """One search; the fields are the columns of the CSV."""
+
+    search: str
+    budget: str
+    run: int
+    found: str
+    cost: int
+    rank: int
+    accuracy: float
+    best: float
+
+
+def means(members: Sequence[Member]) -> dict[str, float]:
+    """Return the mean accuracy of each network over its seeds."""
+    found: dict[str, list[float]] = {}
+    for member in members:
+        found.setdefault(member.genome, []).append(member.accuracy)
+    return {genome: fmean(values) for genome, values in found.items()}
+
+
+def judged(search: str, run: int, genome: Genome, limit: float, table: dict[str, float]) -> Row:
+    """Return the rank of a network among those within the budget; 1 is the best."""
+    affordable = {name_of(g): table[name_of(g)] for g in GENOMES if cost(g) <= limit and name_of(g) in table}
+    mine = table[name_of(genome)]
+    rank = 1 + sum(value > mine for value in affordable.values())
+    text = "none" if limit == float("inf") else f"{BUDGET:.0%}"
+    return Row(search, text, run, name_of(genome), cost(genome), rank, mine, max(affordable.values()))
+
+
+def search_all(plan: Plan, table: dict[str, float]) -> Iterator[Row]:
+    """Run every search, without and with the budget; the rivals' charge is the best on two other runs."""
+    known = data(plan.rows)
+
+    def one(name: str, run: int, limit: float, charge: float) -> Row:
+        torch.manual_seed(run)
+        return judged(name, run, SEARCHES[name](known, run, plan.spent, limit, charge), limit, table)
+
+    for limit, name in product((float("inf"), LIMIT), SEARCHES):
+        charge = 0.0
+        if limit < float("inf") and name in TUNED and len(plan.runs) > 1:
+            charge = max(CHARGES, key=lambda c, name=name: sum(one(name, run, LIMIT, c).accuracy for run in (100, 101)))
+        for run in plan.runs:
+            yield one(name, run, limit, charge)
+
+
+TUNED = ("DARTS", "DARTS-PT", "RARTS")
+
+
+def report(members: Sequence[Member], rows: Sequence[Row]) -> str:
+    """Return the mean rank of what each search found, and what it costs in accuracy."""
+    parts = ["<!-- Written by benchmarks/architectures.py; do not edit. -->"]
+    table = means(members)
+    for budget in dict.fromkeys(row.budget for row in rows):
+        limit = float("inf") if budget == "none" else LIMIT
+        count = sum(cost(g) <= limit and name_of(g) in table for g in GENOMES)
+        lines = []
+        for name in SEARCHES:
+            mine = [row for row in rows if (row.search, row.budget) == (name, budget)]
+            if mine:
+                rank, error = common.mean_and_error([float(row.rank) for row in mine])
+                short, short_error = common.mean_and_error([100 * (row.best - row.accuracy) for row in mine])
+                spent = fmean(row.cost for row in mine) / max(map(cost, GENOMES))
+                text = f"{short:.2f} ± {short_error:.2f}"
+                lines.append([name, f"{rank:.1f} ± {error:.1f}", text, f"{spent:.0%}"])
+        title = "Without a budget" if budget == "none" else f"At most {budget} of the largest cost"
+        heading = ["", f"rank of {count}", "points below the best", "cost of what is found"]
+        parts += [f"**{title}**:", markdown_table(heading, lines)]
+    return "\n\n".join(parts) + "\n"
+
+
+COLOURS = {
+    "random search": GREY,
+    "DARTS": ORANGE,
+    "DARTS-PT": PINK,
+    "RARTS": GREEN,
+    "Choice, σ_k": BLUE,
+    "Choice, sampled": SKY,
+}
+
+
+@styled
+def figure(members: Sequence[Member], rows: Sequence[Row]) -> Figure:
+    """Return the space, accuracy against cost, and what the searches found in it."""
+    table = means(members)
+    picture, grid = panels(1, 2, 5.0, sharey=True)
+    costs = {name_of(g): cost(g) / 1000 for g in GENOMES}
+    for axes, budget in zip(grid[0], ("none", f"{BUDGET:.0%}"), strict=True):
+        axes.scatter([costs[g] for g in table], [100 * a for a in table.values()], s=16, color=FAINT, linewidths=0)
+        for i, (name, colour) in enumerate(COLOURS.items()):
+            found = [row for row in rows if (row.search, row.budget) == (name, budget)]
+            counts = {row.found: sum(other.found == row.found for other in found) for row in found}
+            axes.scatter(
+                [costs[g] * 1.02**i for g in counts],
+                [100 * table[g] for g in counts],
+                s=[26 * n for n in counts.values()],
+                facecolors="none",
+                edgecolors=colour,
+                linewidths=1.6,
+                label=name,
+            )
+        if budget != "none":
+            axes.axvline(LIMIT / 1000, color=FAINT, linewidth=1)
+        title = "without a budget" if budget == "none" else f"at most {budget} of the largest cost"
+        axes.set(xscale="symlog", xlabel="thousand operations for an image", title=title)
+        axes.set_xlim(-0.2, 120)
+        axes.grid(True)
+    worst = sorted(table.values())[len(table) // 3]
+    grid[0, 0].set_ylim(100 * worst - 0.5, 100 * max(table.values()) + 0.5)
+    grid[0, 0].set_ylabel("test accuracy, % (mean of the seeds)")
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    legend = picture.legend(handles, labels, loc="outside lower center", ncols=3)
+    for handle in legend.legend_handles:
+        handle.set_sizes([60])
+    return picture
+
+
+def read(path: Path, kind: type[Any]) -> list[Any]:
+    """Return the rows of a CSV file: `Member`s or `Row`s."""
+    kinds = get_type_hints(kind)
+    with path.open(encoding="utf-8") as file:
+        return [kind(**{key: kinds[key](value) for key, value in row.items()}) for row in csv.DictReader(file)]
+
+
+def main() -> int:
+    parser: argparse.ArgumentParser = common.parser(__doc__, "five networks, one short search of each kind")
+    parser.add_argument("--train", action="store_true", help="train all members again; three minutes")
+    parser.add_argument("--redraw", action="store_true", help="only the table and the picture, from the rows there are")
+    args = parser.parse_args()
+    plan, at = QUICK if args.quick else Plan(), common.places(args)
+    torch.set_num_threads(1)
+    all_members, searches = at.results / "architectures.csv", at.results / "architecture_search.csv"
+    if not args.redraw and (args.train or args.quick or not all_members.exists()):
+        found: list[Any] = []
+        if common.collect(train_all(plan), found, len(plan.genomes) * len(plan.seeds)):
+            return 130  # a part of the space has no ranks
+        common.write(all_members, common.to_csv(found, digits=6))
+    members, rows = read(all_members, Member), []
+    is_interrupted = False
+    if not args.redraw:
+        table = {name_of(genome): 0.0 for genome in GENOMES} if args.quick else {}
+        is_interrupted = common.collect(search_all(plan, table | means(members)), rows)
+        if not rows:
+            return 130
+        common.write(searches, common.to_csv(rows, digits=6))
+    rows = read(searches, Row)
+    common.write_table(at.tables / "architectures.md", report(members, rows))
+    common.write_picture(at.images / "architectures.svg", figure(members, rows))
+    common.show(args, rows, report(members, rows))
+    return 130 if is_interrupted else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

