@@ -1,20 +1,16 @@
-"""Masks: one budget as a problem, the rules that answer it, and how an answer multiplies the weights."""
+"""Masks: one budget as a problem, and the rules that answer it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch import Tensor
 
 from ... import _check
 from ..._math import select
 from ...designs import Pivotal
 from ...relaxations import hard_topk, sigmoid_topk
-
-if TYPE_CHECKING:
-    from ._sparsifier import Sparsifier
 
 
 class Problem:
@@ -138,97 +134,3 @@ class best_gradient:
     def __call__(self, problem: Problem, mask: Tensor) -> Tensor | None:
         total = problem.x.shape[-1] if problem.costs is None else float(problem.costs.sum(dtype=torch.float64))
         return problem.hard(problem.budget + self.extra * total)
-
-
-# ── from items to weights ────────────────────────────────────────────────────────────────────────────────────────────
-class Answers(torch.autograd.Function):
-    """Give masks their own gradient graph, which survives any number of backward passes.
-
-    `answer` maps leaves to masks and to what their gradient flows through. It runs once; its graph is kept with the
-    masks, until the next ones. So a model may be called several times between two steps, in any order of backward
-    passes. The leaves must not change meanwhile; autograd checks that.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, answer: Callable[..., tuple[Sequence[Tensor], Sequence[Tensor]]], *leaves: Tensor
-    ) -> tuple[Tensor, ...]:
-        ctx.leaves = [leaf.detach().requires_grad_(leaf.requires_grad) for leaf in leaves]
-        with torch.enable_grad():
-            masks, ctx.sources = answer(*ctx.leaves)
-        ctx.set_materialize_grads(False)
-        return tuple(mask.detach() for mask in masks)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        pairs = [
-            (source, g.to(source.dtype))
-            for source, g in zip(ctx.sources, gradients, strict=True)
-            if g is not None and source.requires_grad
-        ]
-        wanted = [leaf for leaf in ctx.leaves if leaf.requires_grad]
-        if not pairs:
-            return (None,) * (len(ctx.leaves) + 1)
-        sources, cotangents = zip(*pairs, strict=True)
-        found = iter(torch.autograd.grad(sources, wanted, cotangents, retain_graph=True, allow_unused=True))
-        return (None, *(next(found) if leaf.requires_grad else None for leaf in ctx.leaves))
-
-
-class _Product(torch.autograd.Function):
-    """Multiply weights by a mask; the gradient of the weights is that of the product times `flow`, or all of it."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, mask: Tensor, flow: Tensor | None) -> Tensor:
-        ctx.save_for_backward(weight, flow)
-        return weight * mask
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        weight, flow = ctx.saved_tensors
-        to_mask = g * weight if ctx.needs_input_grad[1] else None
-        return g if flow is None else g * flow, to_mask, None
-
-
-class Mask(nn.Module):
-    """The parametrization of a tensor: it multiplies by the mask of the sparsifier, in evaluation by the hard one."""
-
-    def __init__(self, owner: "Sparsifier", tensor: Tensor) -> None:
-        super().__init__()
-        self.owner = owner
-        self.mask = self.kept = torch.ones((), dtype=tensor.dtype, device=tensor.device)
-        self.flow: Tensor | None = None
-        self.is_plain = True  # whether the gradient of a weight is that of the product
-        self.gradient: Tensor | None = None
-
-    def forward(self, weight: Tensor) -> Tensor:
-        if not self.training:
-            return weight * _broadcast(self.kept, weight)
-        mask = _broadcast(self.mask, weight)
-        if self.is_plain:
-            result = weight * mask
-        else:
-            result = _Product.apply(weight, mask, None if self.flow is None else _broadcast(self.flow, weight))
-        if self.owner.wants_gradient and result.requires_grad:
-            result.register_hook(self._keep)
-        return result
-
-    def _keep(self, gradient: Tensor) -> None:
-        self.gradient = gradient.detach().abs()
-
-    def train(self, mode: bool = True) -> "Mask":
-        super().train(mode)
-        if not mode:
-            self.owner.refresh_kept()
-        return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copy masks as constants: a tensor with a graph cannot be copied. The next step computes them anew."""
-        state = self.__dict__.copy()
-        state.update(mask=self.mask.detach(), gradient=None)
-        return state
-
-
-def _broadcast(mask: Tensor, weight: Tensor) -> Tensor:
-    return mask if mask.dtype == weight.dtype else mask.to(weight.dtype)

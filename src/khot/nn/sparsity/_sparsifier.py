@@ -1,6 +1,6 @@
 """The Sparsifier: it attaches masks to a model, holds the budget at every step, and folds the masks in at the end."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,10 @@ from torch.nn.utils import parametrize
 from ... import _check
 from ..schedules import Schedule, Shape, between, cubic, geometric
 from ._costs import Cost, Divide, Flops, globally, item_costs, parameters, traced
-from ._masks import Answers, Mask, Problem, Rule, masked_gradient, straight_through
+from ._masks import Problem, Rule, dense_gradient, masked_gradient, soft, soft_gradient, straight_through
 from ._scores import Known, Score, magnitude
-from ._units import Group, Layers, Unit, prunable, weights
+from ._units import Group, Layers, Masked, Unit, prunable, weights
+from ._weights import Answer, FusedMagnitude, Mask, MaskedWeights, Memory
 
 
 @dataclass
@@ -43,12 +44,22 @@ class Pool:
         costs = None if self.costs is None else self.costs.to(x.device, x.dtype)
         return Problem(x, budget / self.price, heat, costs, seed)
 
+    def spread(self, items: Tensor) -> list[Tensor]:
+        """Return a mask for each tensor, from numbers for each item (n,)."""
+        parts = zip(self.groups, items.split(self.counts), strict=True)
+        return [mask for group, part in parts for mask in group.spread(part)]
+
+    @property
+    def masked(self) -> list[Masked]:
+        return [masked for group in self.groups for masked in group.masked]
+
     def cost_of(self, values: Tensor) -> float:
         """Return Σ c·m in float64."""
         m = values.detach().reshape(-1).to(torch.float64)
         return self.price * float(m.sum() if self.costs is None else (m * self.costs.to(m.device)).sum())
 
 
+FLOWS: list[Any] = [masked_gradient, soft_gradient, dense_gradient]
 DENSITY, HEAT = between(cubic, 0.0, 0.5), between(geometric, 0.0, 0.8)
 
 
@@ -140,7 +151,10 @@ class Sparsifier:
         _check.positive("temperature", start)
         _check.positive("temperature", end)
         self.model, self.steps, self.freeze, self.every = model, int(steps), float(freeze), int(every)
-        self.score, self.rule, self.gradient = score, mask, gradient
+        self.score, self.rule, self.gradient, self.units = score, mask, gradient, units
+        self._has_gradient = not getattr(mask, "has_no_gradient", False)
+        if score.resets and self._has_gradient:
+            raise ValueError("`mask` must be `hard` if `score` sets weights to 0, as `gradient_growth` does.")
         found = _found(model, layers, exclude)
         self.pools = _pools(model, found, budget, units, share, cost)
         if score.resets and any(pool.costs is not None for pool in self.pools):
@@ -154,6 +168,7 @@ class Sparsifier:
         ]
         self._seed = int(torch.randint(2**62, (), generator=generator))
         self._signature: Any = None
+        self._memory: Memory | None = None
         self._masks: dict[str, Mask] = {}
         self._handle: Any = None
         self._is_frozen = self._has_kept = False
@@ -180,7 +195,7 @@ class Sparsifier:
         self._handle = self.model.register_forward_pre_hook(self._before)
 
     def _leaves(self) -> list[nn.Parameter]:
-        tensors = [masked.tensor for pool in self.pools for group in pool.groups for masked in group.masked]
+        tensors = [masked.tensor for pool in self.pools for masked in pool.masked]
         return tensors + [theta for pool in self.pools for theta in pool.thetas]
 
     def _sign(self) -> Any:
@@ -195,44 +210,96 @@ class Sparsifier:
 
     def refresh(self) -> None:
         """Compute the masks for the weights, scores, budget and temperature of now."""
-        leaves = self._leaves()
-        old = [pool.values for pool in self.pools] if self.score.resets else []
-        results = iter(Answers.apply(self._answer, *leaves))  # type: ignore[no-untyped-call]
-        for pool in self.pools:
-            for group in pool.groups:
-                for masked in group.masked:
-                    self._masks[masked.path].mask = next(results)
-        if self.score.resets:
-            self._reset(old)
+        leaves, masks = self._leaves(), list(self._masks.values())
+        if not self._has_gradient:
+            old = [pool.values for pool in self.pools]
+            with torch.no_grad():
+                self._answer(*leaves)
+            if self.score.resets:
+                self._reset(old)
+            products: Sequence[Tensor | None] = [None] * len(masks)
+        elif self._is_fused(leaves):
+            products = self._fused(leaves)
+        else:
+            keep = self._keep if self.score.needs_gradient else None
+            products = MaskedWeights.apply(self._answer, keep, *leaves)  # type: ignore[no-untyped-call]
+        for mask, product, leaf in zip(masks, products, leaves, strict=False):
+            mask.product, mask.version = product, leaf._version
         self._signature, self._has_kept = self._sign(), False
         if not self.model.training:
             self.refresh_kept()
 
-    def _answer(self, *leaves: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    def _rest(self) -> float:
+        """Return the share of what is to be dropped that is still kept."""
+        return (float(self._dials.density) - self._end) / (1 - self._end) if self._end < 1 else 0.0
+
+    def _answer(self, *leaves: Tensor) -> Answer:
         """Return the masks of all tensors, and what their gradient flows through."""
-        masks, sources, left = [], [], iter(leaves)
+        masks: list[Tensor] = []
+        sources: list[Tensor] = []
+        flows: list[Tensor | None] = []
+        left = iter(leaves)
         tensors = [[[next(left) for _ in group.masked] for group in pool.groups] for pool in self.pools]
-        has_gradient = not getattr(self.rule, "has_no_gradient", False)
-        rest = (float(self._dials.density) - self._end) / (1 - self._end) if self._end < 1 else 0.0
         for pool, own in zip(self.pools, tensors, strict=True):
             thetas = [next(left) for _ in pool.thetas]
-            with torch.set_grad_enabled(has_gradient):
-                problem = pool.problem = self._problem(pool, own, thetas, rest)
-                values = self.rule(problem).detach()
-                source = problem.soft() if has_gradient else values
-            is_plain = self.gradient is masked_gradient
-            flow = None if is_plain else self.gradient(problem, values)
+            problem = pool.problem = self._problem(pool, own, thetas, self._rest())
+            values = self.rule(problem).detach()
+            source = problem.soft() if self._has_gradient else values
+            flow = self.gradient(problem, values)
             pool.values = values.reshape(-1)
-            parts = [pool.values, source.reshape(-1), None if flow is None else flow.detach().reshape(-1)]
-            split = [[None] * len(pool.groups) if part is None else part.split(pool.counts) for part in parts]
-            for group, value, soft, go in zip(pool.groups, *split, strict=True):
-                masks += group.spread(value)
-                sources += group.spread(soft)
-                flows = [None] * len(group.masked) if go is None else group.spread(go)
-                for masked, item in zip(group.masked, flows, strict=True):
-                    mask = self._masks[masked.path]
-                    mask.flow, mask.is_plain = item, is_plain
-        return masks, sources
+            for found, items in ((masks, pool.values), (sources, source.reshape(-1))):
+                found += pool.spread(items)
+            flows += [None] * len(pool.masked) if flow is None else pool.spread(flow.detach().reshape(-1))
+        for mask, value, go in zip(self._masks.values(), masks, flows, strict=True):
+            mask.mask, mask.flow, mask.is_plain = value, go, self.gradient is masked_gradient
+        return Answer(masks, sources, flows)
+
+    def _is_fused(self, leaves: list[nn.Parameter]) -> bool:
+        """Return whether the short way of single weights with the score |w| applies."""
+        pool = self.pools[0]
+        is_simple = self.units is weights and self.score is magnitude and len(self.pools) == 1 and pool.costs is None
+        is_known = self.rule in (soft, straight_through) and self.gradient in FLOWS
+        return (
+            is_simple
+            and is_known
+            and all(
+                leaf.requires_grad
+                and leaf.is_contiguous()
+                and leaf.is_cpu
+                and leaf.dtype.itemsize >= 4
+                and leaf.dtype == leaves[0].dtype
+                for leaf in leaves
+            )
+            and self._budget(pool) < sum(pool.counts)
+        )
+
+    def _budget(self, pool: Pool) -> float:
+        return (pool.final + self._rest() * (pool.total - pool.final)) / pool.price
+
+    def _fused(self, leaves: list[nn.Parameter]) -> tuple[Tensor, ...]:
+        pool = self.pools[0]
+        if self._memory is None or not self._memory.fits(leaves):
+            self._memory = Memory(leaves)
+        budget, direct = self._budget(pool), FLOWS.index(self.gradient)
+        is_hard, heat = self.rule is straight_through, float(self._dials.temperature)
+        memory = self._memory
+        products: tuple[Tensor, ...] = FusedMagnitude.apply(memory, budget, heat, is_hard, direct, *leaves)  # type: ignore[no-untyped-call]
+        pool.values = memory.values
+        pool.problem = Problem(memory.scores, budget, torch.tensor(memory.heat), None, self._seed)
+        self._put("mask", [memory.values])
+        flow = (memory.values, memory.soft, None)[direct]
+        flows = [None] * len(products) if flow is None else pool.spread(flow)
+        for mask, own in zip(self._masks.values(), flows, strict=True):
+            mask.flow, mask.is_plain = own, direct == 0
+        return products
+
+    def _keep(self, gradients: Sequence[Tensor | None]) -> None:
+        if self.wants_gradient:
+            for mask, gradient in zip(self._masks.values(), gradients, strict=True):
+                mask.keep(gradient)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_memory": None}
 
     def _problem(self, pool: Pool, tensors: list[list[Tensor]], thetas: list[Tensor], rest: float) -> Problem:
         """Return the problem of a pool; `rest` is the share of what is to be dropped that is still kept."""
@@ -245,7 +312,7 @@ class Sparsifier:
         heat = self._dials.temperature.to(x.device)
         if self.score.is_relative:
             per_cost = x.detach() if pool.costs is None else x.detach() / pool.costs.to(x.device, x.dtype)
-            heat = heat * per_cost.mean(dtype=torch.float64).clamp(min=torch.finfo(x.dtype).tiny)
+            heat = heat * per_cost.mean().clamp(min=torch.finfo(x.dtype).tiny)
         return pool.pose(x, rest, heat, (self._seed + self.done) % 2**63)
 
     def _gradients(self, pool: Pool) -> Tensor | None:
@@ -271,10 +338,9 @@ class Sparsifier:
                 continue
             assert pool.values is not None
             is_new = (pool.values > 0) & (before == 0)
-            for group, part in zip(pool.groups, is_new.split(pool.counts), strict=True):
-                for masked, item in zip(group.masked, group.spread(part), strict=True):
-                    with torch.no_grad():
-                        masked.tensor.masked_fill_(item, 0.0)
+            with torch.no_grad():
+                for masked, item in zip(pool.masked, pool.spread(is_new), strict=True):
+                    masked.tensor.masked_fill_(item, 0.0)
 
     def refresh_kept(self) -> None:
         """Compute the hard masks that evaluation uses, if they are out of date."""
@@ -286,9 +352,8 @@ class Sparsifier:
 
     def _put(self, what: str, values: list[Tensor]) -> None:
         for pool, own in zip(self.pools, values, strict=True):
-            for group, part in zip(pool.groups, own.split(pool.counts), strict=True):
-                for masked, item in zip(group.masked, group.spread(part), strict=True):
-                    setattr(self._masks[masked.path], what, item)
+            for masked, item in zip(pool.masked, pool.spread(own), strict=True):
+                setattr(self._masks[masked.path], what, item)
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────────
     def _is_time(self) -> bool:
@@ -311,6 +376,8 @@ class Sparsifier:
     def _hold(self) -> None:
         """Let the masks be constants until they are computed anew."""
         self._put("mask", [pool.values for pool in self.pools if pool.values is not None])
+        for mask in self._masks.values():
+            mask.product = None
 
     def _freeze(self) -> None:
         """Fix the hard masks of the final budget."""
@@ -360,16 +427,14 @@ class Sparsifier:
         if not self._is_frozen:
             self._freeze()
         with torch.no_grad():
-            for pool in self.pools:
-                for group in pool.groups:
-                    for masked in group.masked:
-                        masked.tensor.mul_(self._masks[masked.path].kept.to(masked.tensor.dtype))
+            for masked in (masked for pool in self.pools for masked in pool.masked):
+                masked.tensor.mul_(self._masks[masked.path].kept.to(masked.tensor.dtype))
         self._detach()
         return self.model
 
     def _detach(self) -> None:
         self._handle.remove()
-        for masked in (masked for pool in self.pools for group in pool.groups for masked in group.masked):
+        for masked in (masked for pool in self.pools for masked in pool.masked):
             for _, module, name in masked.places:
                 if parametrize.is_parametrized(module, name):
                     parametrize.remove_parametrizations(module, name, leave_parametrized=False)
