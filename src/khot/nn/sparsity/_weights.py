@@ -18,7 +18,7 @@ from ..._math.cdfs import SIGMOID
 if TYPE_CHECKING:
     from ._sparsifier import Sparsifier
 
-CHUNK = 2**15  # entries that are computed at once: they stay in the cache
+CHUNK = 2**18  # entries that are computed at once: they stay in the cache
 
 
 class Answer(NamedTuple):
@@ -120,11 +120,10 @@ class FusedMagnitude(torch.autograd.Function):
         if ctx.uses != memory.uses:
             raise RuntimeError("Weights must not change between forward and backward; call `step()` after backward.")
         parts = [
-            (w.reshape(-1), None if g is None else g.reshape(-1), x, m, None if flow is None else flow)
-            for w, g, x, m, flow in zip(
+            (w.reshape(-1), None if g is None else g.reshape(-1), m, flow)
+            for w, g, m, flow in zip(
                 ctx.weights,
                 gradients,
-                memory.scores.split(memory.sizes),
                 memory.soft.split(memory.sizes),
                 [None] * len(gradients) if ctx.flow is None else ctx.flow.split(memory.sizes),
                 strict=True,
@@ -139,7 +138,7 @@ class FusedMagnitude(torch.autograd.Function):
 def _mean(parts: list[tuple[Any, ...]]) -> float:
     """Return Σv·g·w/Σv, in float64."""
     top, bottom = [], []
-    for w, g, _, m, _ in parts:
+    for w, g, m, _ in parts:
         v = torch.empty(min(CHUNK, len(w)), dtype=w.dtype)
         pieces = zip(w.split(CHUNK), m.split(CHUNK), w.split(CHUNK) if g is None else g.split(CHUNK), strict=True)
         for weight, mask, gradient in pieces:
@@ -151,25 +150,24 @@ def _mean(parts: list[tuple[Any, ...]]) -> float:
     return float(torch.stack(top).sum(dtype=torch.float64)) / total if total and top else 0.0
 
 
-def _pulled(w: Tensor, g: Tensor | None, x: Tensor, m: Tensor, flow: Tensor | None, mean: float, heat: float) -> Tensor:
-    """Return g·flow + v/T·(g·|w| − mean·sgn(w)) for one tensor, (entries,)."""
+def _pulled(w: Tensor, g: Tensor | None, m: Tensor, flow: Tensor | None, mean: float, heat: float) -> Tensor:
+    """Return g·flow + sgn(w)·v/T·(g·w − mean) for one tensor, (entries,)."""
     out = torch.empty_like(w)
     v, rest = (torch.empty(min(CHUNK, len(w)), dtype=w.dtype) for _ in range(2))
     for start in range(0, len(w), CHUNK):
         here = slice(start, start + CHUNK)
         mask, target = m[here], out[here]
         slope, part = v[: len(mask)], rest[: len(mask)]
-        torch.addcmul(mask, mask, mask, value=-1, out=slope).mul_(1 / heat)
-        torch.sgn(w[here], out=part).mul_(-mean)
+        torch.addcmul(mask, mask, mask, value=-1, out=slope).mul_(torch.sgn(w[here], out=part))
         if g is None:
-            torch.mul(slope, part, out=target)
+            torch.mul(slope, -mean / heat, out=target)
             continue
-        part.addcmul_(g[here], x[here])
+        torch.mul(g[here], w[here], out=part).sub_(mean)
         if flow is None:
             target.copy_(g[here])
         else:
             torch.mul(g[here], flow[here], out=target)
-        target.addcmul_(slope, part)
+        target.addcmul_(slope, part, value=1 / heat)
     return out
 
 
