@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ... import _check
 from ..._math import select
+from ..._math.roots import falling_root
 from ...designs import Pivotal
 from ...relaxations import hard_topk, sigmoid_topk
 
@@ -34,9 +35,14 @@ class Problem:
         return {**self.__dict__, "x": self.x.detach(), "_soft": None}
 
     @property
+    def total(self) -> float:
+        """The cost of everything."""
+        return self.x.shape[-1] if self.costs is None else float(self.costs.sum(dtype=torch.float64))
+
+    @property
     def is_full(self) -> bool:
         """Whether the budget pays for everything."""
-        return self.budget >= (self.x.shape[-1] if self.costs is None else float(self.costs.sum(dtype=torch.float64)))
+        return self.budget >= self.total
 
     def soft(self) -> Tensor:
         """Return σ_k: in [0, 1], with Σ c·m equal to the budget; differentiable in the scores."""
@@ -68,6 +74,160 @@ class Problem:
             return Pivotal(probs, whole, validate_args=False).sample(generator=generator).to(self.x.dtype)
         noise = torch.rand(probs.shape, dtype=probs.dtype, generator=generator).to(probs.device)
         return select.greedy(probs.logit() - noise.logit(), self.costs, self.budget).to(self.x.dtype)
+
+
+class ChargedProblem(Problem):
+    """Choose items whose total cost is any rising function of the mask, such as that of channels.
+
+    `soft` is σ_k with the costs that items have when all are kept, at the budget for which `charge` is as asked for.
+
+    Args:
+        x, budget, temperature, costs, seed: as for `Problem`.
+        charge: the cost of masks (n,), linear in the mask of each group, and rising.
+        groups: the items of each group; a group keeps one at least.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        budget: float,
+        temperature: Tensor,
+        costs: Tensor,
+        seed: int,
+        *,
+        charge: Callable[[Tensor], Tensor],
+        groups: list[slice],
+    ) -> None:
+        super().__init__(x, budget, temperature, costs, seed)
+        self.charge, self.groups = charge, groups
+
+    @property
+    def total(self) -> float:
+        return float(self.charge(torch.ones_like(self.x)))
+
+    def soft(self) -> Tensor:
+        if self._soft is None:
+            self._soft = torch.ones_like(self.x) if self.is_full else self._solve()
+        return self._soft
+
+    def _solve(self) -> Tensor:
+        assert self.costs is not None
+        x, costs = self.x.to(torch.float64), self.costs.to(torch.float64)
+
+        def mask(x: Tensor, linear: float | Tensor) -> Tensor:
+            return sigmoid_topk(x, linear, temperature=self.temperature, costs=costs)
+
+        def missing(linear: float) -> float:
+            with torch.no_grad():
+                return self.budget - float(self.charge(mask(x, linear)))
+
+        top = float(costs.sum())
+        linear = torch.tensor(falling_root(missing, 0.0, top, 1e-9 * self.budget), dtype=torch.float64)
+        # The budget of σ_k depends on the scores: one Newton step at the root has its derivative.
+        at = linear.clone().requires_grad_()
+        with torch.enable_grad():
+            (slope,) = torch.autograd.grad(self.charge(mask(x.detach(), at)), at)
+        off = self.charge(mask(x, linear)) - self.budget
+        return mask(x, linear - (off - off.detach()) / slope).to(self.x.dtype)
+
+    def hard(self, budget: float | None = None) -> Tensor:
+        assert self.costs is not None
+        budget = self.budget if budget is None else budget
+        ratio = self.x.detach() / self.costs
+        for part in self.groups:  # the best of each group comes first
+            ratio[part.start + int(ratio[part].argmax())] = torch.inf
+        return select.charged(ratio, self.charge, budget).to(self.x.dtype)
+
+    def sample(self) -> Tensor:
+        if self.is_full:
+            return torch.ones_like(self.x)
+        generator = torch.Generator().manual_seed(self.seed)
+        probs = self.soft().detach().to(torch.float64)
+        noise = torch.rand(probs.shape, dtype=probs.dtype, generator=generator).to(probs.device)
+        keys = probs.logit() - noise.logit()
+        for part in self.groups:
+            keys[part.start + int(keys[part].argmax())] = torch.inf
+        return select.charged(keys, self.charge, self.budget).to(self.x.dtype)
+
+
+class PricedProblem(Problem):
+    """Choose k of each group, at a total cost of at most the budget: `max Σ x·m` with `Σ m = k` in each group.
+
+    `soft` is σ_k((x − λ·c)/T) in each group, with the price λ ≥ 0 at which the cost is the budget, or 0.
+
+    Args:
+        x, budget, temperature, costs, seed: as for `Problem`.
+        groups: the items of each group.
+        sizes: k of each group.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        budget: float,
+        temperature: Tensor,
+        costs: Tensor,
+        seed: int,
+        *,
+        groups: list[slice],
+        sizes: list[int],
+    ) -> None:
+        super().__init__(x, budget, temperature, costs, seed)
+        self.groups, self.sizes = groups, sizes
+
+    def _masks(self, x: Tensor) -> Tensor:
+        parts = zip(self.groups, self.sizes, strict=True)
+        return torch.cat([sigmoid_topk(x[part], k, temperature=self.temperature) for part, k in parts])
+
+    def _chosen(self, x: Tensor) -> Tensor:
+        return torch.cat([hard_topk(x[part], k) for part, k in zip(self.groups, self.sizes, strict=True)])
+
+    def _price(self, masks: Callable[[Tensor], Tensor]) -> float:
+        """Return the smallest price λ ≥ 0 at which the masks are within the budget."""
+        assert self.costs is not None
+        x, costs = self.x.detach().to(torch.float64), self.costs.to(torch.float64)
+
+        def excess(price: float) -> float:
+            return float((masks(x - price * costs) * costs).sum()) - self.budget
+
+        if excess(0.0) <= 0:
+            return 0.0
+        high = 1.0
+        while excess(high) > 0:
+            high *= 2
+            if high > 1e30:  # the cheapest cost the budget, and rounding is in the way
+                break
+        return falling_root(excess, 0.0, high, 1e-9 * self.budget)
+
+    def soft(self) -> Tensor:
+        if self._soft is None:
+            assert self.costs is not None
+            price, costs = self._price(self._masks), self.costs.to(torch.float64)
+            x = self.x.to(torch.float64)
+            if price == 0:
+                self._soft = self._masks(x).to(self.x.dtype)
+            else:
+                at = torch.tensor(price, dtype=torch.float64, requires_grad=True)
+                with torch.enable_grad():
+                    (slope,) = torch.autograd.grad((self._masks(x.detach() - at * costs) * costs).sum(), at)
+                off = (self._masks(x - price * costs) * costs).sum()
+                self._soft = self._masks(x - (price - (off - off.detach()) / slope) * costs).to(self.x.dtype)
+        return self._soft
+
+    def hard(self, budget: float | None = None) -> Tensor:
+        assert self.costs is not None
+        x, costs = self.x.detach().to(torch.float64), self.costs.to(torch.float64)
+        kept = self._chosen(x - self._price(self._chosen) * costs) > 0
+        left = self.budget - float(costs[kept].sum())
+        return select.exchanged(kept, x, costs, left, self.groups).to(self.x.dtype)
+
+    def sample(self) -> Tensor:
+        """Draw k of each group with the inclusion probabilities `soft()`; the cost is the budget on average."""
+        generator = torch.Generator().manual_seed(self.seed)
+        probs, draws = self.soft().detach().to(torch.float64), []
+        for part, k in zip(self.groups, self.sizes, strict=True):
+            draws.append(Pivotal(probs[part], k, validate_args=False).sample(generator=generator))
+        return torch.cat(draws).to(self.x.dtype)
 
 
 Rule = Callable[[Problem], Tensor]
@@ -132,5 +292,4 @@ class best_gradient:
         _check.fraction("extra", self.extra)
 
     def __call__(self, problem: Problem, mask: Tensor) -> Tensor | None:
-        total = problem.x.shape[-1] if problem.costs is None else float(problem.costs.sum(dtype=torch.float64))
-        return problem.hard(problem.budget + self.extra * total)
+        return problem.hard(problem.budget + self.extra * problem.total)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -9,10 +10,23 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ... import _check
+from .._choice import Choice
 from ..schedules import Schedule, Shape, between, cubic, geometric
-from ._costs import Cost, Divide, Flops, globally, item_costs, parameters, traced
-from ._masks import Problem, Rule, dense_gradient, masked_gradient, soft, soft_gradient, straight_through
-from ._scores import Known, Score, magnitude
+from ._costs import Charge, Cost, Divide, Flops, globally, item_costs, parameters, traced
+from ._masks import (
+    ChargedProblem,
+    PricedProblem,
+    Problem,
+    Rule,
+    dense_gradient,
+    masked_gradient,
+    soft,
+    soft_gradient,
+    straight_through,
+)
+from ._modules import choices
+from ._report import Report, Row
+from ._scores import Known, Score, learned, magnitude
 from ._units import Group, Layers, Masked, Unit, prunable, weights
 from ._weights import Answer, FusedMagnitude, Mask, MaskedWeights, Memory
 
@@ -28,6 +42,7 @@ class Pool:
     final: float  # the budget at the end
     total: float  # the cost of everything
     row: tuple[int, int] | None
+    charge: Charge | None = None  # of masks, if their costs are not a sum
     values: Tensor | None = None  # (n,), the mask in force
     problem: Problem | None = None  # that it answers
 
@@ -41,8 +56,26 @@ class Pool:
             n, m = self.row
             return Problem(x.view(-1, m), n + rest * (m - n), heat, None, seed)
         budget = self.final + rest * (self.total - self.final)
-        costs = None if self.costs is None else self.costs.to(x.device, x.dtype)
-        return Problem(x, budget / self.price, heat, costs, seed)
+        if self.costs is None:
+            return Problem(x, budget / self.price, heat, None, seed)
+        costs = self.costs.to(x.device, x.dtype)
+        if isinstance(self.groups[0].structure, Choice):
+            sizes = [group.structure.k for group in self.groups]
+            return PricedProblem(x, budget, heat, costs, seed, groups=self.slices, sizes=sizes)
+        if self.charge is not None:
+            return ChargedProblem(x, budget, heat, costs, seed, charge=self.charge, groups=self.slices)
+        return Problem(x, budget, heat, costs, seed)
+
+    @property
+    def slices(self) -> list[slice]:
+        """The items of each group."""
+        ends = list(accumulate(self.counts))
+        return [slice(end - count, end) for end, count in zip(ends, self.counts, strict=True)]
+
+    def parts(self) -> list[tuple[Group, Tensor]]:
+        """Return each group with its part of the mask in force."""
+        assert self.values is not None
+        return list(zip(self.groups, self.values.split(self.counts), strict=True))
 
     def spread(self, items: Tensor) -> list[Tensor]:
         """Return a mask for each tensor, from numbers for each item (n,)."""
@@ -56,6 +89,8 @@ class Pool:
     def cost_of(self, values: Tensor) -> float:
         """Return Σ c·m in float64."""
         m = values.detach().reshape(-1).to(torch.float64)
+        if self.charge is not None:
+            return float(self.charge(m))
         return self.price * float(m.sum() if self.costs is None else (m * self.costs.to(m.device)).sum())
 
 
@@ -90,12 +125,13 @@ class Sparsifier:
         steps: how many training steps there will be; 0 prunes at once.
         layers: which layers, a function of name and module: `prunable` takes every Linear, Conv and Embedding.
         exclude: names of modules that stay dense, with all below them.
-        units: what is chosen: `weights`, `rows`, `columns`, `blocks(b)`, `n_of_m(n, m)`.
+        units: what is chosen: `weights`, `rows`, `columns`, `blocks(b)`, `n_of_m(n, m)`, `channels`, `heads(…)`,
+            `choices`, or several by `combine(…)`.
         share: how the budget is divided: `globally`, `uniformly`, `by_erdos_renyi`, `by_layer(fractions)`.
         cost: what is counted: `parameters`, `Flops(example)`, `Latency(table)`, or a function of a layer, its name and
             the shapes of its outputs to the cost of its weights when dense. A layer that costs nothing stays dense.
         score: what makes an item worth keeping: `magnitude`, `learned`, `magnitude_times_learned`,
-            `gradient_growth(…)` or a `Score` of your own.
+            `gradient_growth(…)` or a `Score` of your own. If None: `magnitude`, for `choices` their own `learned`.
         mask: the mask in training: `soft`, `straight_through`, `sampled` or `hard`.
         gradient: what reaches a weight itself: `masked_gradient`, `soft_gradient`, `dense_gradient` or
             `best_gradient(extra)`.
@@ -132,7 +168,7 @@ class Sparsifier:
         units: Unit = weights,
         share: Divide = globally,
         cost: Cost = parameters,
-        score: Score = magnitude,
+        score: Score | None = None,
         mask: Rule = straight_through,
         gradient: Callable[[Problem, Tensor], Tensor | None] = masked_gradient,
         density_schedule: Shape = DENSITY,
@@ -146,7 +182,11 @@ class Sparsifier:
         _check.at_least("steps", steps, 0)
         _check.at_least("every", every, 1)
         _check.fraction("freeze", freeze)
+        has_choices = units is choices
+        score = (learned if has_choices else magnitude) if score is None else score
         _check.instance("score", score, Score)
+        if has_choices and score.start is None:
+            raise ValueError("`score` must use θ, as `learned` does, with `choices`: operations have no magnitude.")
         start, end = temperature
         _check.positive("temperature", start)
         _check.positive("temperature", end)
@@ -155,7 +195,7 @@ class Sparsifier:
         self._has_gradient = not getattr(mask, "has_no_gradient", False)
         if score.resets and self._has_gradient:
             raise ValueError("`mask` must be `hard` if `score` sets weights to 0, as `gradient_growth` does.")
-        found = _found(model, layers, exclude)
+        found = {} if has_choices else _found(model, layers, exclude)
         self.pools = _pools(model, found, budget, units, share, cost)
         if score.resets and any(pool.costs is not None for pool in self.pools):
             raise ValueError("`score` must not be `gradient_growth` if items cost differently: it counts items.")
@@ -184,9 +224,14 @@ class Sparsifier:
                 for masked in group.masked:
                     mask = self._masks[masked.path] = Mask(self, masked.tensor)
                     for _, module, name in masked.places:
-                        parametrize.register_parametrization(module, name, mask)
+                        if isinstance(module, Choice):
+                            module.given = mask
+                        else:
+                            parametrize.register_parametrization(module, name, mask)
                     mask.train(self.model.training)
-                if self.score.start is not None:
+                if isinstance(group.structure, Choice):
+                    pool.thetas.append(group.structure.scores)
+                elif self.score.start is not None:
                     sizes = _sizes(group).detach()
                     theta = self.score.start(sizes / sizes.mean())
                     mask = self._masks[group.masked[0].path]
@@ -409,6 +454,20 @@ class Sparsifier:
         """Return the share of the total cost that the mask of training keeps now."""
         return self.cost() / sum(pool.total for pool in self.pools)
 
+    def report(self) -> Report:
+        """Return what each group keeps now; print it for a table, or call its `plot`."""
+        found = []
+        for pool in self.pools:
+            for (group, part), place in zip(pool.parts(), pool.slices, strict=True):
+                m = part.detach().to(torch.float64)
+                each = pool.price if pool.costs is None else pool.costs[place].to(m.device)
+                found.append((group.name, group.count, float(m.sum()), float((m * each).sum())))
+        whole = sum(cost for *_, cost in found) or 1.0
+        rows = [Row(*line, line[3] / whole) for line in found]
+        return Report(
+            rows, self.cost(), *(sum(getattr(pool, key) for pool in self.pools) for key in ("final", "total"))
+        )
+
     def masks(self) -> dict[str, Tensor]:
         """Return the mask of training of each tensor, by its name in the original model; like the tensor."""
         return {path: mask.mask.detach() for path, mask in self._masks.items()}
@@ -418,25 +477,53 @@ class Sparsifier:
         self.refresh_kept()
         return {path: mask.kept for path, mask in self._masks.items()}
 
-    def finalize(self) -> nn.Module:
+    def finalize(self, *, remove: bool = True, sparse: bool = False) -> nn.Module:
         """Fold the hard masks of the final budget into the weights, and take the parametrizations off.
 
+        Args:
+            remove: make layers smaller where `channels` or heads were dropped, and put what is kept in the place of
+                each `Choice`. Tensors that change size are new parameters, so an optimiser must be made anew.
+            sparse: store the weights of Linear layers as sparse CSR tensors.
+
         Returns:
-            The model, with the names and the order of its original state dict.
+            The model, with the names and the order of its original state dict, unless a `Choice` was replaced.
         """
         if not self._is_frozen:
             self._freeze()
+        kept = [(group, part > 0) for pool in self.pools for group, part in pool.parts()]
         with torch.no_grad():
             for masked in (masked for pool in self.pools for masked in pool.masked):
                 masked.tensor.mul_(self._masks[masked.path].kept.to(masked.tensor.dtype))
         self._detach()
+        for group, part in kept if remove else []:
+            if isinstance(group.structure, Choice):
+                self._replace(group.structure, part)
+            elif group.structure is not None:
+                group.structure.remove(part)
+        if sparse:
+            for masked in (masked for pool in self.pools for masked in pool.masked):
+                for _, module, name in masked.places:
+                    if isinstance(module, nn.Linear) and name == "weight":
+                        module.weight = nn.Parameter(module.weight.detach().to_sparse_csr(), requires_grad=False)
         return self.model
+
+    def _replace(self, choice: Choice, kept: Tensor) -> None:
+        """Put what is kept of a Choice in its place."""
+        rest = choice.finalize(kept.to(choice.scores.dtype))
+        if choice is self.model:
+            self.model = rest
+        for module in list(self.model.modules()):
+            for name, child in module.named_children():
+                if child is choice:
+                    setattr(module, name, rest)
 
     def _detach(self) -> None:
         self._handle.remove()
         for masked in (masked for pool in self.pools for masked in pool.masked):
             for _, module, name in masked.places:
-                if parametrize.is_parametrized(module, name):
+                if isinstance(module, Choice):
+                    module.given = None
+                elif parametrize.is_parametrized(module, name):
                     parametrize.remove_parametrizations(module, name, leave_parametrized=False)
         for module, names in self._orders:
             own = module._parameters
@@ -505,38 +592,62 @@ def _pools(
         if cost is parameters:
             prices[id(weight)] = 1  # a tensor that layers share is stored once
     costly = {name: m for name, m in layers.items() if prices[id(m.weight)] > 0}
-    groups = units(model, costly)
-    if not groups:
+    if layers and not costly:
         raise ValueError("`cost` must be > 0 for at least one layer; it is 0 for all.")
+    groups = units(model, costly)
     if groups[0].row is not None:
         if budget is not None:
             raise ValueError(f"`budget` must be None with `n_of_m`, which implies it; got {budget}.")
         return [_pool([group], prices, None) for group in groups]
+    if any(group.structure is not None for group in groups):
+        if share is not globally:
+            raise ValueError("`share` must be `globally` with `channels`, `heads` and `choices`, which share costs.")
+        charge = None if isinstance(groups[0].structure, Choice) else Charge(groups, prices, costly)
+        whole = _pool(groups, prices, None, charge)
+        return [_pool(groups, prices, _absolute(budget, whole.total), charge)]
     totals = [_pool([group], prices, None).total for group in groups]
-    if budget is not None and isinstance(budget, float) and budget <= 1:
-        budget = budget * sum(totals)
-    elif budget is not None and budget > sum(totals):
-        raise ValueError(f"`budget` must be at most {sum(totals):g}, the cost of everything; got {budget}.")
+    budget = None if budget is None else _absolute(budget, sum(totals))
     return [_pool(own, prices, part) for own, part in share(groups, totals, budget)]
 
 
-def _pool(groups: list[Group], prices: dict[int, float], budget: float | None) -> Pool:
-    each = [item_costs(group, prices[id(group.masked[0].tensor)]) for group in groups]
-    counts = [group.count for group in groups]
-    row = groups[0].row
-    if all(isinstance(c, float) for c in each) and len(set(each)) == 1:
-        price, costs, total = float(each[0]), None, float(each[0]) * sum(counts)
-        least = price
+def _absolute(budget: float | None, total: float) -> float:
+    """Return a budget in units of cost."""
+    if budget is None:
+        raise ValueError("`budget` must be a number; None is for `n_of_m` and `by_layer`, which imply it.")
+    if isinstance(budget, float) and budget <= 1:
+        return budget * total
+    if budget > total:
+        raise ValueError(f"`budget` must be at most {total:g}, the cost of everything; got {budget}.")
+    return float(budget)
+
+
+def _pool(groups: list[Group], prices: dict[int, float], budget: float | None, charge: Charge | None = None) -> Pool:
+    """Return groups with their costs; without a budget, that of a row or everything."""
+    counts, row = [group.count for group in groups], groups[0].row
+    price, costs = 1.0, None
+    if charge is not None:
+        at = torch.ones(sum(counts), dtype=torch.float64, requires_grad=True)
+        (costs,) = torch.autograd.grad(whole := charge(at), at)
+        firsts = torch.zeros_like(costs).index_fill(0, torch.tensor([part.start for part in charge.groups]), 1.0)
+        total, least = float(whole.detach()), float(charge(firsts))
     else:
-        costs = torch.cat(
-            [torch.as_tensor(c, dtype=torch.float64).expand(n) for c, n in zip(each, counts, strict=True)]
-        )
-        price, total, least = 1.0, float(costs.sum()), float(costs.min())
+        each = [item_costs(group, prices) for group in groups]
+        if all(isinstance(c, float) for c in each) and len(set(each)) == 1:
+            price, total, least = float(each[0]), float(each[0]) * sum(counts), float(each[0])
+        else:
+            every = zip(each, counts, strict=True)
+            costs = torch.cat([torch.as_tensor(c, dtype=torch.float64).expand(n) for c, n in every])
+            total, least = float(costs.sum()), float(costs.min())
+        if isinstance(groups[0].structure, Choice):
+            sizes = [(group.structure.costs.cpu().sort().values, group.structure.k) for group in groups]
+            costs = torch.cat([group.structure.costs.cpu() for group in groups])
+            least = sum(float(own[:k].sum()) for own, k in sizes)
+            price, total = 1.0, sum(float(own[len(own) - k :].sum()) for own, k in sizes)
     final = total * (row[0] / row[1] if row else 1.0) if budget is None else budget
-    if final < least:
+    if final < least * (1 - 1e-12):
         name = ", ".join(repr(group.name) for group in groups[:3]) + (", …" if len(groups) > 3 else "")
-        raise ValueError(f"The budget of {name} must be ≥ {least:g}, the least cost of an item; got {final:g}.")
-    return Pool(groups, [], costs, price, final, total, row)
+        raise ValueError(f"The budget of {name} must be ≥ {least:g}, the least that can be kept; got {final:g}.")
+    return Pool(groups, [], costs, price, final, total, row, charge)
 
 
 def _sizes(group: Group) -> Tensor:
