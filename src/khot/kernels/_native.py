@@ -121,11 +121,17 @@ LIBRARY, REASON = _load()
 
 
 def native_topk(
-    x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: str = "sigmoid", path: int = WIDE
+    x: Tensor,
+    k: PerRow,
+    temperature: PerRow,
+    mask: Mask,
+    cdf: str = "sigmoid",
+    path: int = WIDE,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Return y = F(z), as `_math.threshold.topk`; `k` and `temperature` may be numbers."""
+    """Return y = F(z), as `_math.threshold.topk`; `k` and `temperature` may be numbers; `out` is contiguous."""
     x = x.contiguous()
-    y = torch.empty_like(x)
+    y = torch.empty_like(x) if out is None else out
     if y.numel():
         _solve("khot_topk", x, k, temperature, mask, path, CDFS[cdf], y.data_ptr())
     return y

@@ -70,11 +70,14 @@ class Choice(KeepsPrecision):
         self.register_buffer("temperature", torch.tensor(float(temperature), dtype=wide_dtype()))
         self.generator: torch.Generator | None = None
         """Where the randomness of the selector comes from; torch's own if None."""
-        self.given: Tensor | None = None
-        """A mask (n,) from outside that is used instead of the own one."""
+        self.given: Tensor | nn.Module | None = None
+        """A mask (n,) from outside that is used instead of the own one; or a module that maps ones to it."""
 
     def mask(self) -> Tensor:
         """Return m (n,): in training that of the selector, drawn anew at each call; in evaluation the hard one."""
+        if isinstance(self.given, nn.Module):
+            given: Tensor = self.given(torch.ones_like(self.scores))
+            return given
         if self.given is not None:
             return self.given
         if not self.training:

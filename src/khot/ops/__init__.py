@@ -8,7 +8,8 @@ them where it can.
 """
 
 from ._samplers import brewer, natural_parameters, order, pivotal, rejective, sampford, systematic, uniform
-from ._topk import HAS_NATIVE, constant, hard_topk, is_plain, is_watched, margin, sigmoid_margins, topk
+from ._topk import HAS_NATIVE, constant, hard_topk, is_plain, is_watched, margin, sigmoid_margins, topk, topk_into
 
 __all__ = ["HAS_NATIVE", "constant", "hard_topk", "is_plain", "is_watched", "margin", "sigmoid_margins", "topk"]
-__all__ += ["brewer", "natural_parameters", "order", "pivotal", "rejective", "sampford", "systematic", "uniform"]
+__all__ += ["brewer", "natural_parameters", "order", "pivotal", "rejective", "sampford", "systematic", "topk_into"]
+__all__ += ["uniform"]

@@ -1,5 +1,6 @@
 """Costs: what is counted. And shares: how the budget is divided among the layers."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ... import _check
+from .._choice import Choice
+from ._structure import Space
 from ._units import Group
 
 Shapes = Mapping[str, list[tuple[int, ...]]]  # of a module's outputs by its path: one for each call
@@ -188,8 +191,63 @@ def _given(budget: float | None) -> float:
     return budget
 
 
-def item_costs(group: Group, price: float) -> Tensor | float:
-    """Return the cost of each item of a group (count,), or one number if all cost the same; `price` is per weight."""
-    sizes = group.reduce([torch.ones_like(masked.tensor, dtype=torch.float64) for masked in group.masked])
-    first = float(sizes[0])
-    return first * price if bool((sizes == first).all()) else sizes * price
+def item_costs(group: Group, prices: Mapping[int, float]) -> Tensor | float:
+    """Return the cost of each item of a group (count,), or one number if all cost the same.
+
+    `prices` are those of a weight, by the id of its tensor; what has none, such as a bias, costs nothing.
+    """
+    if isinstance(group.structure, Choice):
+        return group.structure.costs.cpu()
+    tensors = [masked.tensor for masked in group.masked]
+    if len(tensors) == 1 and group.count == tensors[0].numel():
+        return float(prices[id(tensors[0])])
+    filled = [torch.full(t.shape, prices.get(id(t), 0.0), dtype=torch.float64) for t in tensors]
+    costs = group.reduce(filled)
+    return float(costs[0]) if bool((costs == costs[0]).all()) else costs
+
+
+class Charge:
+    """What masks cost if dropped channels make layers smaller on both sides: Σ price·Π Σ m.
+
+    A layer costs (inputs kept)·(outputs kept). It is linear in the mask of each group.
+
+    Args:
+        groups: in the order of their items.
+        prices: of a weight, by the id of its tensor.
+        layers: all that are counted, by name.
+    """
+
+    def __init__(self, groups: list[Group], prices: Mapping[int, float], layers: Mapping[str, nn.Module]) -> None:
+        self.terms: dict[int, tuple[float, list[slice]]] = {}  # by layer: the price, and which items it is times of
+        self.linear: list[tuple[Tensor | float, slice]] = []
+        self.groups, start, spaces = [], 0, []
+        for group in groups:
+            place = slice(start, start + group.count)
+            self.groups.append(place)
+            start += group.count
+            if isinstance(group.structure, Space):
+                spaces.append((group.structure, place))
+            else:
+                self.linear.append((item_costs(group, prices), place))
+        others = [group for group in groups if not isinstance(group.structure, Space)]
+        owned = {path for group in others for masked in group.masked for path, _, _ in masked.places}
+        for name, module in layers.items():
+            weight: Tensor = module.weight  # type: ignore[assignment]
+            if name in owned:
+                continue
+            touching = [(space.size, place) for space, place in spaces for m in space.layers() if m is module]
+            each = prices[id(weight)] * weight.numel() / math.prod(size for size, _ in touching)
+            self.terms[id(module)] = (each, [place for _, place in touching])
+
+    def __call__(self, m: Tensor) -> Tensor:
+        """Return the cost of masks (n,), in float64, differentiable."""
+        wide = m.to(torch.float64)
+        total = wide.new_zeros(())
+        for price, factors in self.terms.values():
+            product = torch.full_like(total, price)
+            for part in factors:
+                product = product * wide[part].sum()
+            total = total + product
+        for costs, part in self.linear:
+            total = total + (wide[part] * (costs.to(wide.device) if isinstance(costs, Tensor) else costs)).sum()
+        return total

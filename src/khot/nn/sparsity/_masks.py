@@ -1,20 +1,17 @@
-"""Masks: one budget as a problem, the rules that answer it, and how an answer multiplies the weights."""
+"""Masks: one budget as a problem, and the rules that answer it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch import Tensor
 
 from ... import _check
 from ..._math import select
+from ..._math.roots import falling_root
 from ...designs import Pivotal
 from ...relaxations import hard_topk, sigmoid_topk
-
-if TYPE_CHECKING:
-    from ._sparsifier import Sparsifier
 
 
 class Problem:
@@ -38,9 +35,14 @@ class Problem:
         return {**self.__dict__, "x": self.x.detach(), "_soft": None}
 
     @property
+    def total(self) -> float:
+        """The cost of everything."""
+        return self.x.shape[-1] if self.costs is None else float(self.costs.sum(dtype=torch.float64))
+
+    @property
     def is_full(self) -> bool:
         """Whether the budget pays for everything."""
-        return self.budget >= (self.x.shape[-1] if self.costs is None else float(self.costs.sum(dtype=torch.float64)))
+        return self.budget >= self.total
 
     def soft(self) -> Tensor:
         """Return σ_k: in [0, 1], with Σ c·m equal to the budget; differentiable in the scores."""
@@ -72,6 +74,160 @@ class Problem:
             return Pivotal(probs, whole, validate_args=False).sample(generator=generator).to(self.x.dtype)
         noise = torch.rand(probs.shape, dtype=probs.dtype, generator=generator).to(probs.device)
         return select.greedy(probs.logit() - noise.logit(), self.costs, self.budget).to(self.x.dtype)
+
+
+class ChargedProblem(Problem):
+    """Choose items whose total cost is any rising function of the mask, such as that of channels.
+
+    `soft` is σ_k with the costs that items have when all are kept, at the budget for which `charge` is as asked for.
+
+    Args:
+        x, budget, temperature, costs, seed: as for `Problem`.
+        charge: the cost of masks (n,), linear in the mask of each group, and rising.
+        groups: the items of each group; a group keeps one at least.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        budget: float,
+        temperature: Tensor,
+        costs: Tensor,
+        seed: int,
+        *,
+        charge: Callable[[Tensor], Tensor],
+        groups: list[slice],
+    ) -> None:
+        super().__init__(x, budget, temperature, costs, seed)
+        self.charge, self.groups = charge, groups
+
+    @property
+    def total(self) -> float:
+        return float(self.charge(torch.ones_like(self.x)))
+
+    def soft(self) -> Tensor:
+        if self._soft is None:
+            self._soft = torch.ones_like(self.x) if self.is_full else self._solve()
+        return self._soft
+
+    def _solve(self) -> Tensor:
+        assert self.costs is not None
+        x, costs = self.x.to(torch.float64), self.costs.to(torch.float64)
+
+        def mask(x: Tensor, linear: float | Tensor) -> Tensor:
+            return sigmoid_topk(x, linear, temperature=self.temperature, costs=costs)
+
+        def missing(linear: float) -> float:
+            with torch.no_grad():
+                return self.budget - float(self.charge(mask(x, linear)))
+
+        top = float(costs.sum())
+        linear = torch.tensor(falling_root(missing, 0.0, top, 1e-9 * self.budget), dtype=torch.float64)
+        # The budget of σ_k depends on the scores: one Newton step at the root has its derivative.
+        at = linear.clone().requires_grad_()
+        with torch.enable_grad():
+            (slope,) = torch.autograd.grad(self.charge(mask(x.detach(), at)), at)
+        off = self.charge(mask(x, linear)) - self.budget
+        return mask(x, linear - (off - off.detach()) / slope).to(self.x.dtype)
+
+    def hard(self, budget: float | None = None) -> Tensor:
+        assert self.costs is not None
+        budget = self.budget if budget is None else budget
+        ratio = self.x.detach() / self.costs
+        for part in self.groups:  # the best of each group comes first
+            ratio[part.start + int(ratio[part].argmax())] = torch.inf
+        return select.charged(ratio, self.charge, budget).to(self.x.dtype)
+
+    def sample(self) -> Tensor:
+        if self.is_full:
+            return torch.ones_like(self.x)
+        generator = torch.Generator().manual_seed(self.seed)
+        probs = self.soft().detach().to(torch.float64)
+        noise = torch.rand(probs.shape, dtype=probs.dtype, generator=generator).to(probs.device)
+        keys = probs.logit() - noise.logit()
+        for part in self.groups:
+            keys[part.start + int(keys[part].argmax())] = torch.inf
+        return select.charged(keys, self.charge, self.budget).to(self.x.dtype)
+
+
+class PricedProblem(Problem):
+    """Choose k of each group, at a total cost of at most the budget: `max Σ x·m` with `Σ m = k` in each group.
+
+    `soft` is σ_k((x − λ·c)/T) in each group, with the price λ ≥ 0 at which the cost is the budget, or 0.
+
+    Args:
+        x, budget, temperature, costs, seed: as for `Problem`.
+        groups: the items of each group.
+        sizes: k of each group.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        budget: float,
+        temperature: Tensor,
+        costs: Tensor,
+        seed: int,
+        *,
+        groups: list[slice],
+        sizes: list[int],
+    ) -> None:
+        super().__init__(x, budget, temperature, costs, seed)
+        self.groups, self.sizes = groups, sizes
+
+    def _masks(self, x: Tensor) -> Tensor:
+        parts = zip(self.groups, self.sizes, strict=True)
+        return torch.cat([sigmoid_topk(x[part], k, temperature=self.temperature) for part, k in parts])
+
+    def _chosen(self, x: Tensor) -> Tensor:
+        return torch.cat([hard_topk(x[part], k) for part, k in zip(self.groups, self.sizes, strict=True)])
+
+    def _price(self, masks: Callable[[Tensor], Tensor]) -> float:
+        """Return the smallest price λ ≥ 0 at which the masks are within the budget."""
+        assert self.costs is not None
+        x, costs = self.x.detach().to(torch.float64), self.costs.to(torch.float64)
+
+        def excess(price: float) -> float:
+            return float((masks(x - price * costs) * costs).sum()) - self.budget
+
+        if excess(0.0) <= 0:
+            return 0.0
+        high = 1.0
+        while excess(high) > 0:
+            high *= 2
+            if high > 1e30:  # the cheapest cost the budget, and rounding is in the way
+                break
+        return falling_root(excess, 0.0, high, 1e-9 * self.budget)
+
+    def soft(self) -> Tensor:
+        if self._soft is None:
+            assert self.costs is not None
+            price, costs = self._price(self._masks), self.costs.to(torch.float64)
+            x = self.x.to(torch.float64)
+            if price == 0:
+                self._soft = self._masks(x).to(self.x.dtype)
+            else:
+                at = torch.tensor(price, dtype=torch.float64, requires_grad=True)
+                with torch.enable_grad():
+                    (slope,) = torch.autograd.grad((self._masks(x.detach() - at * costs) * costs).sum(), at)
+                off = (self._masks(x - price * costs) * costs).sum()
+                self._soft = self._masks(x - (price - (off - off.detach()) / slope) * costs).to(self.x.dtype)
+        return self._soft
+
+    def hard(self, budget: float | None = None) -> Tensor:
+        assert self.costs is not None
+        x, costs = self.x.detach().to(torch.float64), self.costs.to(torch.float64)
+        kept = self._chosen(x - self._price(self._chosen) * costs) > 0
+        left = self.budget - float(costs[kept].sum())
+        return select.exchanged(kept, x, costs, left, self.groups).to(self.x.dtype)
+
+    def sample(self) -> Tensor:
+        """Draw k of each group with the inclusion probabilities `soft()`; the cost is the budget on average."""
+        generator = torch.Generator().manual_seed(self.seed)
+        probs, draws = self.soft().detach().to(torch.float64), []
+        for part, k in zip(self.groups, self.sizes, strict=True):
+            draws.append(Pivotal(probs[part], k, validate_args=False).sample(generator=generator))
+        return torch.cat(draws).to(self.x.dtype)
 
 
 Rule = Callable[[Problem], Tensor]
@@ -136,99 +292,4 @@ class best_gradient:
         _check.fraction("extra", self.extra)
 
     def __call__(self, problem: Problem, mask: Tensor) -> Tensor | None:
-        total = problem.x.shape[-1] if problem.costs is None else float(problem.costs.sum(dtype=torch.float64))
-        return problem.hard(problem.budget + self.extra * total)
-
-
-# ── from items to weights ────────────────────────────────────────────────────────────────────────────────────────────
-class Answers(torch.autograd.Function):
-    """Give masks their own gradient graph, which survives any number of backward passes.
-
-    `answer` maps leaves to masks and to what their gradient flows through. It runs once; its graph is kept with the
-    masks, until the next ones. So a model may be called several times between two steps, in any order of backward
-    passes. The leaves must not change meanwhile; autograd checks that.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, answer: Callable[..., tuple[Sequence[Tensor], Sequence[Tensor]]], *leaves: Tensor
-    ) -> tuple[Tensor, ...]:
-        ctx.leaves = [leaf.detach().requires_grad_(leaf.requires_grad) for leaf in leaves]
-        with torch.enable_grad():
-            masks, ctx.sources = answer(*ctx.leaves)
-        ctx.set_materialize_grads(False)
-        return tuple(mask.detach() for mask in masks)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        pairs = [
-            (source, g.to(source.dtype))
-            for source, g in zip(ctx.sources, gradients, strict=True)
-            if g is not None and source.requires_grad
-        ]
-        wanted = [leaf for leaf in ctx.leaves if leaf.requires_grad]
-        if not pairs:
-            return (None,) * (len(ctx.leaves) + 1)
-        sources, cotangents = zip(*pairs, strict=True)
-        found = iter(torch.autograd.grad(sources, wanted, cotangents, retain_graph=True, allow_unused=True))
-        return (None, *(next(found) if leaf.requires_grad else None for leaf in ctx.leaves))
-
-
-class _Product(torch.autograd.Function):
-    """Multiply weights by a mask; the gradient of the weights is that of the product times `flow`, or all of it."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, mask: Tensor, flow: Tensor | None) -> Tensor:
-        ctx.save_for_backward(weight, flow)
-        return weight * mask
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        weight, flow = ctx.saved_tensors
-        to_mask = g * weight if ctx.needs_input_grad[1] else None
-        return g if flow is None else g * flow, to_mask, None
-
-
-class Mask(nn.Module):
-    """The parametrization of a tensor: it multiplies by the mask of the sparsifier, in evaluation by the hard one."""
-
-    def __init__(self, owner: "Sparsifier", tensor: Tensor) -> None:
-        super().__init__()
-        self.owner = owner
-        self.mask = self.kept = torch.ones((), dtype=tensor.dtype, device=tensor.device)
-        self.flow: Tensor | None = None
-        self.is_plain = True  # whether the gradient of a weight is that of the product
-        self.gradient: Tensor | None = None
-
-    def forward(self, weight: Tensor) -> Tensor:
-        if not self.training:
-            return weight * _broadcast(self.kept, weight)
-        mask = _broadcast(self.mask, weight)
-        if self.is_plain:
-            result = weight * mask
-        else:
-            result = _Product.apply(weight, mask, None if self.flow is None else _broadcast(self.flow, weight))
-        if self.owner.wants_gradient and result.requires_grad:
-            result.register_hook(self._keep)
-        return result
-
-    def _keep(self, gradient: Tensor) -> None:
-        self.gradient = gradient.detach().abs()
-
-    def train(self, mode: bool = True) -> "Mask":
-        super().train(mode)
-        if not mode:
-            self.owner.refresh_kept()
-        return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copy masks as constants: a tensor with a graph cannot be copied. The next step computes them anew."""
-        state = self.__dict__.copy()
-        state.update(mask=self.mask.detach(), gradient=None)
-        return state
-
-
-def _broadcast(mask: Tensor, weight: Tensor) -> Tensor:
-    return mask if mask.dtype == weight.dtype else mask.to(weight.dtype)
+        return problem.hard(problem.budget + self.extra * problem.total)

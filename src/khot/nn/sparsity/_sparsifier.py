@@ -1,7 +1,8 @@
 """The Sparsifier: it attaches masks to a model, holds the budget at every step, and folds the masks in at the end."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -9,11 +10,25 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ... import _check
+from .._choice import Choice
 from ..schedules import Schedule, Shape, between, cubic, geometric
-from ._costs import Cost, Divide, Flops, globally, item_costs, parameters, traced
-from ._masks import Answers, Mask, Problem, Rule, masked_gradient, straight_through
-from ._scores import Known, Score, magnitude
-from ._units import Group, Layers, Unit, prunable, weights
+from ._costs import Charge, Cost, Divide, Flops, globally, item_costs, parameters, traced
+from ._masks import (
+    ChargedProblem,
+    PricedProblem,
+    Problem,
+    Rule,
+    dense_gradient,
+    masked_gradient,
+    soft,
+    soft_gradient,
+    straight_through,
+)
+from ._modules import choices
+from ._report import Report, Row
+from ._scores import Known, Score, learned, magnitude
+from ._units import Group, Layers, Masked, Unit, prunable, weights
+from ._weights import Answer, FusedMagnitude, Mask, MaskedWeights, Memory
 
 
 @dataclass
@@ -27,6 +42,7 @@ class Pool:
     final: float  # the budget at the end
     total: float  # the cost of everything
     row: tuple[int, int] | None
+    charge: Charge | None = None  # of masks, if their costs are not a sum
     values: Tensor | None = None  # (n,), the mask in force
     problem: Problem | None = None  # that it answers
 
@@ -40,15 +56,45 @@ class Pool:
             n, m = self.row
             return Problem(x.view(-1, m), n + rest * (m - n), heat, None, seed)
         budget = self.final + rest * (self.total - self.final)
-        costs = None if self.costs is None else self.costs.to(x.device, x.dtype)
-        return Problem(x, budget / self.price, heat, costs, seed)
+        if self.costs is None:
+            return Problem(x, budget / self.price, heat, None, seed)
+        costs = self.costs.to(x.device, x.dtype)
+        if isinstance(self.groups[0].structure, Choice):
+            sizes = [group.structure.k for group in self.groups]
+            return PricedProblem(x, budget, heat, costs, seed, groups=self.slices, sizes=sizes)
+        if self.charge is not None:
+            return ChargedProblem(x, budget, heat, costs, seed, charge=self.charge, groups=self.slices)
+        return Problem(x, budget, heat, costs, seed)
+
+    @property
+    def slices(self) -> list[slice]:
+        """The items of each group."""
+        ends = list(accumulate(self.counts))
+        return [slice(end - count, end) for end, count in zip(ends, self.counts, strict=True)]
+
+    def parts(self) -> list[tuple[Group, Tensor]]:
+        """Return each group with its part of the mask in force."""
+        assert self.values is not None
+        return list(zip(self.groups, self.values.split(self.counts), strict=True))
+
+    def spread(self, items: Tensor) -> list[Tensor]:
+        """Return a mask for each tensor, from numbers for each item (n,)."""
+        parts = zip(self.groups, items.split(self.counts), strict=True)
+        return [mask for group, part in parts for mask in group.spread(part)]
+
+    @property
+    def masked(self) -> list[Masked]:
+        return [masked for group in self.groups for masked in group.masked]
 
     def cost_of(self, values: Tensor) -> float:
         """Return Σ c·m in float64."""
         m = values.detach().reshape(-1).to(torch.float64)
+        if self.charge is not None:
+            return float(self.charge(m))
         return self.price * float(m.sum() if self.costs is None else (m * self.costs.to(m.device)).sum())
 
 
+FLOWS: list[Any] = [masked_gradient, soft_gradient, dense_gradient]
 DENSITY, HEAT = between(cubic, 0.0, 0.5), between(geometric, 0.0, 0.8)
 
 
@@ -79,12 +125,13 @@ class Sparsifier:
         steps: how many training steps there will be; 0 prunes at once.
         layers: which layers, a function of name and module: `prunable` takes every Linear, Conv and Embedding.
         exclude: names of modules that stay dense, with all below them.
-        units: what is chosen: `weights`, `rows`, `columns`, `blocks(b)`, `n_of_m(n, m)`.
+        units: what is chosen: `weights`, `rows`, `columns`, `blocks(b)`, `n_of_m(n, m)`, `channels`, `heads(…)`,
+            `choices`, or several by `combine(…)`.
         share: how the budget is divided: `globally`, `uniformly`, `by_erdos_renyi`, `by_layer(fractions)`.
         cost: what is counted: `parameters`, `Flops(example)`, `Latency(table)`, or a function of a layer, its name and
             the shapes of its outputs to the cost of its weights when dense. A layer that costs nothing stays dense.
         score: what makes an item worth keeping: `magnitude`, `learned`, `magnitude_times_learned`,
-            `gradient_growth(…)` or a `Score` of your own.
+            `gradient_growth(…)` or a `Score` of your own. If None: `magnitude`, for `choices` their own `learned`.
         mask: the mask in training: `soft`, `straight_through`, `sampled` or `hard`.
         gradient: what reaches a weight itself: `masked_gradient`, `soft_gradient`, `dense_gradient` or
             `best_gradient(extra)`.
@@ -121,7 +168,7 @@ class Sparsifier:
         units: Unit = weights,
         share: Divide = globally,
         cost: Cost = parameters,
-        score: Score = magnitude,
+        score: Score | None = None,
         mask: Rule = straight_through,
         gradient: Callable[[Problem, Tensor], Tensor | None] = masked_gradient,
         density_schedule: Shape = DENSITY,
@@ -135,13 +182,20 @@ class Sparsifier:
         _check.at_least("steps", steps, 0)
         _check.at_least("every", every, 1)
         _check.fraction("freeze", freeze)
+        has_choices = units is choices
+        score = (learned if has_choices else magnitude) if score is None else score
         _check.instance("score", score, Score)
+        if has_choices and score.start is None:
+            raise ValueError("`score` must use θ, as `learned` does, with `choices`: operations have no magnitude.")
         start, end = temperature
         _check.positive("temperature", start)
         _check.positive("temperature", end)
         self.model, self.steps, self.freeze, self.every = model, int(steps), float(freeze), int(every)
-        self.score, self.rule, self.gradient = score, mask, gradient
-        found = _found(model, layers, exclude)
+        self.score, self.rule, self.gradient, self.units = score, mask, gradient, units
+        self._has_gradient = not getattr(mask, "has_no_gradient", False)
+        if score.resets and self._has_gradient:
+            raise ValueError("`mask` must be `hard` if `score` sets weights to 0, as `gradient_growth` does.")
+        found = {} if has_choices else _found(model, layers, exclude)
         self.pools = _pools(model, found, budget, units, share, cost)
         if score.resets and any(pool.costs is not None for pool in self.pools):
             raise ValueError("`score` must not be `gradient_growth` if items cost differently: it counts items.")
@@ -154,6 +208,7 @@ class Sparsifier:
         ]
         self._seed = int(torch.randint(2**62, (), generator=generator))
         self._signature: Any = None
+        self._memory: Memory | None = None
         self._masks: dict[str, Mask] = {}
         self._handle: Any = None
         self._is_frozen = self._has_kept = False
@@ -169,9 +224,14 @@ class Sparsifier:
                 for masked in group.masked:
                     mask = self._masks[masked.path] = Mask(self, masked.tensor)
                     for _, module, name in masked.places:
-                        parametrize.register_parametrization(module, name, mask)
+                        if isinstance(module, Choice):
+                            module.given = mask
+                        else:
+                            parametrize.register_parametrization(module, name, mask)
                     mask.train(self.model.training)
-                if self.score.start is not None:
+                if isinstance(group.structure, Choice):
+                    pool.thetas.append(group.structure.scores)
+                elif self.score.start is not None:
                     sizes = _sizes(group).detach()
                     theta = self.score.start(sizes / sizes.mean())
                     mask = self._masks[group.masked[0].path]
@@ -180,7 +240,7 @@ class Sparsifier:
         self._handle = self.model.register_forward_pre_hook(self._before)
 
     def _leaves(self) -> list[nn.Parameter]:
-        tensors = [masked.tensor for pool in self.pools for group in pool.groups for masked in group.masked]
+        tensors = [masked.tensor for pool in self.pools for masked in pool.masked]
         return tensors + [theta for pool in self.pools for theta in pool.thetas]
 
     def _sign(self) -> Any:
@@ -195,44 +255,96 @@ class Sparsifier:
 
     def refresh(self) -> None:
         """Compute the masks for the weights, scores, budget and temperature of now."""
-        leaves = self._leaves()
-        old = [pool.values for pool in self.pools] if self.score.resets else []
-        results = iter(Answers.apply(self._answer, *leaves))  # type: ignore[no-untyped-call]
-        for pool in self.pools:
-            for group in pool.groups:
-                for masked in group.masked:
-                    self._masks[masked.path].mask = next(results)
-        if self.score.resets:
-            self._reset(old)
+        leaves, masks = self._leaves(), list(self._masks.values())
+        if not self._has_gradient:
+            old = [pool.values for pool in self.pools]
+            with torch.no_grad():
+                self._answer(*leaves)
+            if self.score.resets:
+                self._reset(old)
+            products: Sequence[Tensor | None] = [None] * len(masks)
+        elif self._is_fused(leaves):
+            products = self._fused(leaves)
+        else:
+            keep = self._keep if self.score.needs_gradient else None
+            products = MaskedWeights.apply(self._answer, keep, *leaves)  # type: ignore[no-untyped-call]
+        for mask, product, leaf in zip(masks, products, leaves, strict=False):
+            mask.product, mask.version = product, leaf._version
         self._signature, self._has_kept = self._sign(), False
         if not self.model.training:
             self.refresh_kept()
 
-    def _answer(self, *leaves: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    def _rest(self) -> float:
+        """Return the share of what is to be dropped that is still kept."""
+        return (float(self._dials.density) - self._end) / (1 - self._end) if self._end < 1 else 0.0
+
+    def _answer(self, *leaves: Tensor) -> Answer:
         """Return the masks of all tensors, and what their gradient flows through."""
-        masks, sources, left = [], [], iter(leaves)
+        masks: list[Tensor] = []
+        sources: list[Tensor] = []
+        flows: list[Tensor | None] = []
+        left = iter(leaves)
         tensors = [[[next(left) for _ in group.masked] for group in pool.groups] for pool in self.pools]
-        has_gradient = not getattr(self.rule, "has_no_gradient", False)
-        rest = (float(self._dials.density) - self._end) / (1 - self._end) if self._end < 1 else 0.0
         for pool, own in zip(self.pools, tensors, strict=True):
             thetas = [next(left) for _ in pool.thetas]
-            with torch.set_grad_enabled(has_gradient):
-                problem = pool.problem = self._problem(pool, own, thetas, rest)
-                values = self.rule(problem).detach()
-                source = problem.soft() if has_gradient else values
-            is_plain = self.gradient is masked_gradient
-            flow = None if is_plain else self.gradient(problem, values)
+            problem = pool.problem = self._problem(pool, own, thetas, self._rest())
+            values = self.rule(problem).detach()
+            source = problem.soft() if self._has_gradient else values
+            flow = self.gradient(problem, values)
             pool.values = values.reshape(-1)
-            parts = [pool.values, source.reshape(-1), None if flow is None else flow.detach().reshape(-1)]
-            split = [[None] * len(pool.groups) if part is None else part.split(pool.counts) for part in parts]
-            for group, value, soft, go in zip(pool.groups, *split, strict=True):
-                masks += group.spread(value)
-                sources += group.spread(soft)
-                flows = [None] * len(group.masked) if go is None else group.spread(go)
-                for masked, item in zip(group.masked, flows, strict=True):
-                    mask = self._masks[masked.path]
-                    mask.flow, mask.is_plain = item, is_plain
-        return masks, sources
+            for found, items in ((masks, pool.values), (sources, source.reshape(-1))):
+                found += pool.spread(items)
+            flows += [None] * len(pool.masked) if flow is None else pool.spread(flow.detach().reshape(-1))
+        for mask, value, go in zip(self._masks.values(), masks, flows, strict=True):
+            mask.mask, mask.flow, mask.is_plain = value, go, self.gradient is masked_gradient
+        return Answer(masks, sources, flows)
+
+    def _is_fused(self, leaves: list[nn.Parameter]) -> bool:
+        """Return whether the short way of single weights with the score |w| applies."""
+        pool = self.pools[0]
+        is_simple = self.units is weights and self.score is magnitude and len(self.pools) == 1 and pool.costs is None
+        is_known = self.rule in (soft, straight_through) and self.gradient in FLOWS
+        return (
+            is_simple
+            and is_known
+            and all(
+                leaf.requires_grad
+                and leaf.is_contiguous()
+                and leaf.is_cpu
+                and leaf.dtype.itemsize >= 4
+                and leaf.dtype == leaves[0].dtype
+                for leaf in leaves
+            )
+            and self._budget(pool) < sum(pool.counts)
+        )
+
+    def _budget(self, pool: Pool) -> float:
+        return (pool.final + self._rest() * (pool.total - pool.final)) / pool.price
+
+    def _fused(self, leaves: list[nn.Parameter]) -> tuple[Tensor, ...]:
+        pool = self.pools[0]
+        if self._memory is None or not self._memory.fits(leaves):
+            self._memory = Memory(leaves)
+        budget, direct = self._budget(pool), FLOWS.index(self.gradient)
+        is_hard, heat = self.rule is straight_through, float(self._dials.temperature)
+        memory = self._memory
+        products: tuple[Tensor, ...] = FusedMagnitude.apply(memory, budget, heat, is_hard, direct, *leaves)  # type: ignore[no-untyped-call]
+        pool.values = memory.values
+        pool.problem = Problem(memory.scores, budget, torch.tensor(memory.heat), None, self._seed)
+        self._put("mask", [memory.values])
+        flow = (memory.values, memory.soft, None)[direct]
+        flows = [None] * len(products) if flow is None else pool.spread(flow)
+        for mask, own in zip(self._masks.values(), flows, strict=True):
+            mask.flow, mask.is_plain = own, direct == 0
+        return products
+
+    def _keep(self, gradients: Sequence[Tensor | None]) -> None:
+        if self.wants_gradient:
+            for mask, gradient in zip(self._masks.values(), gradients, strict=True):
+                mask.keep(gradient)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_memory": None}
 
     def _problem(self, pool: Pool, tensors: list[list[Tensor]], thetas: list[Tensor], rest: float) -> Problem:
         """Return the problem of a pool; `rest` is the share of what is to be dropped that is still kept."""
@@ -245,7 +357,7 @@ class Sparsifier:
         heat = self._dials.temperature.to(x.device)
         if self.score.is_relative:
             per_cost = x.detach() if pool.costs is None else x.detach() / pool.costs.to(x.device, x.dtype)
-            heat = heat * per_cost.mean(dtype=torch.float64).clamp(min=torch.finfo(x.dtype).tiny)
+            heat = heat * per_cost.mean().clamp(min=torch.finfo(x.dtype).tiny)
         return pool.pose(x, rest, heat, (self._seed + self.done) % 2**63)
 
     def _gradients(self, pool: Pool) -> Tensor | None:
@@ -271,10 +383,9 @@ class Sparsifier:
                 continue
             assert pool.values is not None
             is_new = (pool.values > 0) & (before == 0)
-            for group, part in zip(pool.groups, is_new.split(pool.counts), strict=True):
-                for masked, item in zip(group.masked, group.spread(part), strict=True):
-                    with torch.no_grad():
-                        masked.tensor.masked_fill_(item, 0.0)
+            with torch.no_grad():
+                for masked, item in zip(pool.masked, pool.spread(is_new), strict=True):
+                    masked.tensor.masked_fill_(item, 0.0)
 
     def refresh_kept(self) -> None:
         """Compute the hard masks that evaluation uses, if they are out of date."""
@@ -286,9 +397,8 @@ class Sparsifier:
 
     def _put(self, what: str, values: list[Tensor]) -> None:
         for pool, own in zip(self.pools, values, strict=True):
-            for group, part in zip(pool.groups, own.split(pool.counts), strict=True):
-                for masked, item in zip(group.masked, group.spread(part), strict=True):
-                    setattr(self._masks[masked.path], what, item)
+            for masked, item in zip(pool.masked, pool.spread(own), strict=True):
+                setattr(self._masks[masked.path], what, item)
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────────
     def _is_time(self) -> bool:
@@ -311,6 +421,8 @@ class Sparsifier:
     def _hold(self) -> None:
         """Let the masks be constants until they are computed anew."""
         self._put("mask", [pool.values for pool in self.pools if pool.values is not None])
+        for mask in self._masks.values():
+            mask.product = None
 
     def _freeze(self) -> None:
         """Fix the hard masks of the final budget."""
@@ -342,6 +454,20 @@ class Sparsifier:
         """Return the share of the total cost that the mask of training keeps now."""
         return self.cost() / sum(pool.total for pool in self.pools)
 
+    def report(self) -> Report:
+        """Return what each group keeps now; print it for a table, or call its `plot`."""
+        found = []
+        for pool in self.pools:
+            for (group, part), place in zip(pool.parts(), pool.slices, strict=True):
+                m = part.detach().to(torch.float64)
+                each = pool.price if pool.costs is None else pool.costs[place].to(m.device)
+                found.append((group.name, group.count, float(m.sum()), float((m * each).sum())))
+        whole = sum(cost for *_, cost in found) or 1.0
+        rows = [Row(*line, line[3] / whole) for line in found]
+        return Report(
+            rows, self.cost(), *(sum(getattr(pool, key) for pool in self.pools) for key in ("final", "total"))
+        )
+
     def masks(self) -> dict[str, Tensor]:
         """Return the mask of training of each tensor, by its name in the original model; like the tensor."""
         return {path: mask.mask.detach() for path, mask in self._masks.items()}
@@ -351,27 +477,53 @@ class Sparsifier:
         self.refresh_kept()
         return {path: mask.kept for path, mask in self._masks.items()}
 
-    def finalize(self) -> nn.Module:
+    def finalize(self, *, remove: bool = True, sparse: bool = False) -> nn.Module:
         """Fold the hard masks of the final budget into the weights, and take the parametrizations off.
 
+        Args:
+            remove: make layers smaller where `channels` or heads were dropped, and put what is kept in the place of
+                each `Choice`. Tensors that change size are new parameters, so an optimiser must be made anew.
+            sparse: store the weights of Linear layers as sparse CSR tensors.
+
         Returns:
-            The model, with the names and the order of its original state dict.
+            The model, with the names and the order of its original state dict, unless a `Choice` was replaced.
         """
         if not self._is_frozen:
             self._freeze()
+        kept = [(group, part > 0) for pool in self.pools for group, part in pool.parts()]
         with torch.no_grad():
-            for pool in self.pools:
-                for group in pool.groups:
-                    for masked in group.masked:
-                        masked.tensor.mul_(self._masks[masked.path].kept.to(masked.tensor.dtype))
+            for masked in (masked for pool in self.pools for masked in pool.masked):
+                masked.tensor.mul_(self._masks[masked.path].kept.to(masked.tensor.dtype))
         self._detach()
+        for group, part in kept if remove else []:
+            if isinstance(group.structure, Choice):
+                self._replace(group.structure, part)
+            elif group.structure is not None:
+                group.structure.remove(part)
+        if sparse:
+            for masked in (masked for pool in self.pools for masked in pool.masked):
+                for _, module, name in masked.places:
+                    if isinstance(module, nn.Linear) and name == "weight":
+                        module.weight = nn.Parameter(module.weight.detach().to_sparse_csr(), requires_grad=False)
         return self.model
+
+    def _replace(self, choice: Choice, kept: Tensor) -> None:
+        """Put what is kept of a Choice in its place."""
+        rest = choice.finalize(kept.to(choice.scores.dtype))
+        if choice is self.model:
+            self.model = rest
+        for module in list(self.model.modules()):
+            for name, child in module.named_children():
+                if child is choice:
+                    setattr(module, name, rest)
 
     def _detach(self) -> None:
         self._handle.remove()
-        for masked in (masked for pool in self.pools for group in pool.groups for masked in group.masked):
+        for masked in (masked for pool in self.pools for masked in pool.masked):
             for _, module, name in masked.places:
-                if parametrize.is_parametrized(module, name):
+                if isinstance(module, Choice):
+                    module.given = None
+                elif parametrize.is_parametrized(module, name):
                     parametrize.remove_parametrizations(module, name, leave_parametrized=False)
         for module, names in self._orders:
             own = module._parameters
@@ -440,38 +592,62 @@ def _pools(
         if cost is parameters:
             prices[id(weight)] = 1  # a tensor that layers share is stored once
     costly = {name: m for name, m in layers.items() if prices[id(m.weight)] > 0}
-    groups = units(model, costly)
-    if not groups:
+    if layers and not costly:
         raise ValueError("`cost` must be > 0 for at least one layer; it is 0 for all.")
+    groups = units(model, costly)
     if groups[0].row is not None:
         if budget is not None:
             raise ValueError(f"`budget` must be None with `n_of_m`, which implies it; got {budget}.")
         return [_pool([group], prices, None) for group in groups]
+    if any(group.structure is not None for group in groups):
+        if share is not globally:
+            raise ValueError("`share` must be `globally` with `channels`, `heads` and `choices`, which share costs.")
+        charge = None if isinstance(groups[0].structure, Choice) else Charge(groups, prices, costly)
+        whole = _pool(groups, prices, None, charge)
+        return [_pool(groups, prices, _absolute(budget, whole.total), charge)]
     totals = [_pool([group], prices, None).total for group in groups]
-    if budget is not None and isinstance(budget, float) and budget <= 1:
-        budget = budget * sum(totals)
-    elif budget is not None and budget > sum(totals):
-        raise ValueError(f"`budget` must be at most {sum(totals):g}, the cost of everything; got {budget}.")
+    budget = None if budget is None else _absolute(budget, sum(totals))
     return [_pool(own, prices, part) for own, part in share(groups, totals, budget)]
 
 
-def _pool(groups: list[Group], prices: dict[int, float], budget: float | None) -> Pool:
-    each = [item_costs(group, prices[id(group.masked[0].tensor)]) for group in groups]
-    counts = [group.count for group in groups]
-    row = groups[0].row
-    if all(isinstance(c, float) for c in each) and len(set(each)) == 1:
-        price, costs, total = float(each[0]), None, float(each[0]) * sum(counts)
-        least = price
+def _absolute(budget: float | None, total: float) -> float:
+    """Return a budget in units of cost."""
+    if budget is None:
+        raise ValueError("`budget` must be a number; None is for `n_of_m` and `by_layer`, which imply it.")
+    if isinstance(budget, float) and budget <= 1:
+        return budget * total
+    if budget > total:
+        raise ValueError(f"`budget` must be at most {total:g}, the cost of everything; got {budget}.")
+    return float(budget)
+
+
+def _pool(groups: list[Group], prices: dict[int, float], budget: float | None, charge: Charge | None = None) -> Pool:
+    """Return groups with their costs; without a budget, that of a row or everything."""
+    counts, row = [group.count for group in groups], groups[0].row
+    price, costs = 1.0, None
+    if charge is not None:
+        at = torch.ones(sum(counts), dtype=torch.float64, requires_grad=True)
+        (costs,) = torch.autograd.grad(whole := charge(at), at)
+        firsts = torch.zeros_like(costs).index_fill(0, torch.tensor([part.start for part in charge.groups]), 1.0)
+        total, least = float(whole.detach()), float(charge(firsts))
     else:
-        costs = torch.cat(
-            [torch.as_tensor(c, dtype=torch.float64).expand(n) for c, n in zip(each, counts, strict=True)]
-        )
-        price, total, least = 1.0, float(costs.sum()), float(costs.min())
+        each = [item_costs(group, prices) for group in groups]
+        if all(isinstance(c, float) for c in each) and len(set(each)) == 1:
+            price, total, least = float(each[0]), float(each[0]) * sum(counts), float(each[0])
+        else:
+            every = zip(each, counts, strict=True)
+            costs = torch.cat([torch.as_tensor(c, dtype=torch.float64).expand(n) for c, n in every])
+            total, least = float(costs.sum()), float(costs.min())
+        if isinstance(groups[0].structure, Choice):
+            sizes = [(group.structure.costs.cpu().sort().values, group.structure.k) for group in groups]
+            costs = torch.cat([group.structure.costs.cpu() for group in groups])
+            least = sum(float(own[:k].sum()) for own, k in sizes)
+            price, total = 1.0, sum(float(own[len(own) - k :].sum()) for own, k in sizes)
     final = total * (row[0] / row[1] if row else 1.0) if budget is None else budget
-    if final < least:
+    if final < least * (1 - 1e-12):
         name = ", ".join(repr(group.name) for group in groups[:3]) + (", …" if len(groups) > 3 else "")
-        raise ValueError(f"The budget of {name} must be ≥ {least:g}, the least cost of an item; got {final:g}.")
-    return Pool(groups, [], costs, price, final, total, row)
+        raise ValueError(f"The budget of {name} must be ≥ {least:g}, the least that can be kept; got {final:g}.")
+    return Pool(groups, [], costs, price, final, total, row, charge)
 
 
 def _sizes(group: Group) -> Tensor:

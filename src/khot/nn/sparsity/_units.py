@@ -50,7 +50,7 @@ class Group:
         reduce: entries of the tensors, one tensor each, to a sum for each item, (count,).
         spread: numbers for each item (count,) to a mask for each tensor, that broadcasts to it.
         row: if items are chosen in rows of their own, such as 2 of 4: how many of how many.
-        extra: what the unit needs at the end, when weights are removed.
+        structure: what is made smaller at the end, with a method `remove`; such a group keeps an item at least.
     """
 
     masked: list[Masked]
@@ -58,7 +58,7 @@ class Group:
     reduce: Callable[[Sequence[Tensor]], Tensor]
     spread: Callable[[Tensor], list[Tensor]]
     row: tuple[int, int] | None = None
-    extra: Any = None
+    structure: Any = None
     name: str = field(default="")
 
     def __post_init__(self) -> None:
