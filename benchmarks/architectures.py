@@ -55,7 +55,7 @@ class Plan(NamedTuple):
     seeds: tuple[int, ...] = (0, 1, 2)
     runs: tuple[int, ...] = tuple(range(10, 20))
     steps: int = 300  # of training a network of the table
-    spent: int = 3000  # times that an operation of each choice is applied to a batch, in a search
+    spent: int = 1500  # times that an operation of each choice is applied to a batch, in a search
     genomes: tuple[Genome, ...] = tuple(GENOMES)
     rows: int = 1257
 
@@ -339,7 +339,7 @@ def figure(members: Sequence[Member], rows: Sequence[Row]) -> Figure:
             counts = {row.found: sum(other.found == row.found for other in found) for row in found}
             axes.scatter(
                 [costs[g] * 1.02**i for g in counts],
-                [100 * table[g] for g in counts],
+                [100 * table.get(g, 0.0) for g in counts],
                 s=[26 * n for n in counts.values()],
                 facecolors="none",
                 edgecolors=colour,

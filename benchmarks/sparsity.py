@@ -270,45 +270,48 @@ def figure(rows: Sequence[Row]) -> Figure:
     return picture
 
 
-def layer_densities(problem: Problem, method: str, density: float, rate: float, knob: Any) -> dict[str, float]:
-    """Return the density of each layer that a method chooses, on the first seed."""
-    data = problem.data(0)
-    _, trained = train(problem, partial(ENTRANTS[method], density=density, knob=knob), data, rate=rate, seed=0)
-    return {name: int(w.count_nonzero()) / w.numel() for name, w in trained.final().items()}
+class Layer(NamedTuple):
+    """How much of a layer of the digits network a method keeps; the fields are the columns of the CSV."""
+
+    density: float
+    method: str
+    layer: str
+    kept: float
+
+
+def layers(problem: Problem, rows: Sequence[Row]) -> Iterator[Layer]:
+    """Train again on the first seed of digits, by the settings of the rows, and yield the density of each layer."""
+    for density, method in product(densities_of(rows, "digits")[-3::2], SHOWN_LAYERS):
+        found = [row for row in rows if row[:3] == ("digits", density, method) and row.seed < 100]
+        if found:
+            make = partial(ENTRANTS[method], density=density, knob=found[0].knob)
+            _, trained = train(problem, make, problem.data(0), rate=found[0].rate, seed=0)
+            for w in trained.final().values():
+                yield Layer(
+                    density, method, " → ".join(map(str, reversed(w.shape))), int(w.count_nonzero()) / w.numel()
+                )
+
+
+SHOWN_LAYERS = ("gradual magnitude", "RigL", "ProbMask", "Spartan", OURS)
 
 
 @styled
-def layers_figure(found: dict[float, dict[str, dict[str, float]]]) -> Figure:
-    """Return bars of the density by layer: by density of the network, method and layer."""
-    picture, grid = panels(1, len(found), 4.2)
-    for axes, (density, methods) in zip(grid[0], found.items(), strict=True):
-        for i, (method, layers) in enumerate(methods.items()):
-            x = [j + (i - (len(methods) - 1) / 2) * 0.8 / len(methods) for j in range(len(layers))]
-            colour = SHOWN[method][0]
-            axes.bar(x, [100 * v for v in layers.values()], 0.8 / len(methods), color=colour, label=method)
+def layers_figure(found: Sequence[Layer]) -> Figure:
+    """Return bars of the density by layer, for each density of the network."""
+    densities = list(dict.fromkeys(each.density for each in found))
+    names = list(dict.fromkeys(each.layer for each in found))
+    picture, grid = panels(1, len(densities), 4.2)
+    for axes, density in zip(grid[0], densities, strict=True):
+        for i, method in enumerate(SHOWN_LAYERS):
+            kept = [100 * each.kept for each in found if (each.density, each.method) == (density, method)]
+            x = [j + (i - (len(SHOWN_LAYERS) - 1) / 2) * 0.16 for j in range(len(kept))]
+            axes.bar(x, kept, 0.16, color=SHOWN[method][0], label=method, hatch="//" if SHOWN[method][1] != "-" else "")
         axes.axhline(100 * density, color=FAINT, linewidth=1)
-        axes.set_xticks(range(len(layers)), ["64 → 256", "256 → 256", "256 → 10"][: len(layers)])
+        axes.set_xticks(range(len(names)), names)
         axes.set(title=f"{density:.0%} of all weights", ylabel="kept in the layer, %", yscale="log")
     handles, labels = grid[0, 0].get_legend_handles_labels()
     picture.legend(handles, labels, loc="outside lower center", ncols=5)
     return picture
-
-
-def chosen_setting(rows: Sequence[Row], name: str, density: float, method: str) -> tuple[float, float]:
-    """Return the rate and the knob with which a method was run."""
-    return next((row.rate, row.knob) for row in rows if row[:3] == (name, density, method) and row.seed < 100)
-
-
-def draw_layers(problem: Problem, rows: Sequence[Row]) -> Figure:
-    """Train again on the first seed, by the chosen settings, and draw where the weights stay."""
-    found = {}
-    for density in densities_of(rows, "digits")[-3::2]:
-        methods = ("gradual magnitude", "RigL", "ProbMask", "Spartan", OURS)
-        found[density] = {
-            method: layer_densities(problem, method, density, *chosen_setting(rows, "digits", density, method))
-            for method in methods
-        }
-    return layers_figure(found)
 
 
 def main() -> int:
@@ -343,7 +346,11 @@ def main() -> int:
         common.write_picture(at.images / "sparsity.svg", figure(rows))
         if not is_interrupted and any(row.problem == "digits" for row in rows):
             problem = known["digits"]._replace(steps=20) if args.quick else known["digits"]
-            common.write_picture(at.images / "sparsity-layers.svg", draw_layers(problem, rows))
+            if not args.redraw:
+                found = list(layers(problem, rows))
+                common.write(at.results / "sparsity-layers.csv", common.to_csv(found, digits=6))
+            drawn = common.read_rows(at.results / "sparsity-layers.csv")
+            common.write_picture(at.images / "sparsity-layers.svg", layers_figure(drawn))
     common.show(args, rows, report(rows) if rows else "")
     return 130 if is_interrupted else 0
 
