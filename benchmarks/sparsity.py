@@ -33,6 +33,8 @@ from khot.nn.schedules import between, cubic
 from khot.nn.sparsity import Known, Score, Sparsifier, soft
 
 OURS = "khot"
+FREEZE = 0.8
+"""From this share of the steps on, masks stay."""
 
 
 def relative(known: Known) -> Tensor:
@@ -48,6 +50,7 @@ class Khot(Dense):
     knobs = (0.5, 1.0, 2.0)
 
     def __init__(self, model: nn.Module, density: float, *, steps: int, knob: float, loss: Loss) -> None:
+        self.model, self.steps, self.done = model, steps, 0
         self.sparsifier = Sparsifier(
             model,
             density,
@@ -56,6 +59,7 @@ class Khot(Dense):
             mask=soft,
             density_schedule=between(cubic, 0.0, 0.75),
             temperature=(knob, 0.05),
+            freeze=FREEZE,
         )
 
     def weights(self) -> Weights:
@@ -63,8 +67,15 @@ class Khot(Dense):
         return {}
 
     def after_step(self) -> None:
-        """Let the Sparsifier compute the next masks."""
+        """Compute the next masks. When they become hard and stay, the last soft ones are multiplied into the weights."""
+        self.done += 1
+        is_last = self.done == round(FREEZE * self.steps)
+        masks = self.sparsifier.masks() if is_last else {}
         self.sparsifier.step()
+        for name, mask in masks.items():
+            module, _, _ = name.rpartition(".")
+            with torch.no_grad():
+                self.model.get_submodule(module).parametrizations.weight.original.mul_(mask.detach())
 
     def final(self) -> Weights:
         """Return the weights with their masks folded in."""
