@@ -2,10 +2,11 @@
 
 Digits, 8×8 pixels, 8 channels: three choices of five operations, 125 networks. `--train` trains all of them, three
 seeds each, to results/architectures.csv; three minutes. Then each way to search runs ten times, without and with a
-budget of a quarter of the largest cost, and is told the rank of what it found: results/architecture_search.csv. All
-searches apply equally many operations to batches: a network of all branches costs five times a plain one. DARTS,
-DARTS-PT and RARTS are our re-implementations (rivals/darts.py). Writes docs/tables/architectures.md and
-docs/img/architectures.svg; ten minutes on one thread.
+budget of a quarter of the largest cost; results/architecture_search.csv has the rank of what it found. All searches
+apply equally many operations to batches: a network of all branches costs five times a plain one. With the budget, each
+has one knob of three values, the best on two other runs. Rivals add the expected cost to the loss and take the best
+affordable combination of their scores. DARTS, DARTS-PT and RARTS are our re-implementations (rivals/darts.py). Writes
+docs/tables/architectures.md and docs/img/architectures.svg; ten minutes on one thread.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from benchmarks.sparsity_problems import Data, split
 from benchmarks.style import BLUE, FAINT, GREEN, GREY, ORANGE, PINK, SKY, panels, styled
 from khot.bench import markdown_table
 from khot.nn import Choice, Schedule, selectors
-from khot.nn.sparsity import Sparsifier, choices
+from khot.nn.schedules import between, linear
+from khot.nn.sparsity import Sparsifier, choices, sampled, soft
 
 CHANNELS = 8
 PLACES = (64, 16, 4)  # pixels at each of the three choices
@@ -164,14 +166,10 @@ def best_affordable(scores: Sequence[Tensor], limit: float) -> Genome:
     return max(affordable, key=lambda genome: sum(float(s[i]) for s, i in zip(scores, genome, strict=True)))
 
 
-CHARGES = (0.0, 1e-5, 1e-4)
-"""Weights of the expected cost, for the rivals that cannot hold a budget: the best one on other runs is used."""
-
-
 def by_darts(how: Callable[..., list[Tensor]]) -> Callable[..., Genome]:
     """Return a search by one of `rivals.darts`: with a budget, the best affordable combination of scores."""
 
-    def search(known: Data, seed: int, spent: int, limit: float, charge: float) -> Genome:
+    def search(known: Data, seed: int, spent: int, limit: float, knob: float) -> Genome:
         model, _ = mixed()
         half = len(known.train) // 2
         first, second = Batches(known, seed, slice(half)), Batches(known, seed + 1, slice(half, None))
@@ -184,7 +182,7 @@ def by_darts(how: Callable[..., list[Tensor]]) -> Callable[..., Genome]:
             spent=spent,
             rate=RATE,
             score_rate=SCORE_RATE,
-            charge=charge if limit < float("inf") else 0.0,
+            charge=knob,
             **more,
         )
         return best_affordable(scores, limit)
@@ -192,7 +190,7 @@ def by_darts(how: Callable[..., list[Tensor]]) -> Callable[..., Genome]:
     return search
 
 
-def at_random(known: Data, seed: int, spent: int, limit: float, charge: float) -> Genome:
+def at_random(known: Data, seed: int, spent: int, limit: float, knob: float) -> Genome:
     """Train affordable networks on two thirds of the rows, and return the most accurate on the others."""
     generator = torch.Generator().manual_seed(seed)
     affordable = [genome for genome in GENOMES if cost(genome) <= limit]
@@ -207,28 +205,32 @@ def at_random(known: Data, seed: int, spent: int, limit: float, charge: float) -
     return max((affordable[i] for i in order[: spent // steps]), key=score)
 
 
-def by_choice(selector: selectors.Selector, branches: int) -> Callable[..., Genome]:
-    """Return a search with `khot.nn.Choice`: weights and θ together, on all rows, with a falling temperature."""
+def by_choice(selector: selectors.Selector, rule: Any, branches: int) -> Callable[..., Genome]:
+    """Return a search with `khot.nn.Choice`: weights and θ together, on all rows, with a falling temperature.
 
-    def search(known: Data, seed: int, spent: int, limit: float, charge: float) -> Genome:
+    With a budget the Sparsifier sets the masks by `rule`. The knob says from which share of the steps on it falls.
+    """
+
+    def search(known: Data, seed: int, spent: int, limit: float, knob: float) -> Genome:
         steps = spent // branches
         model, found = mixed(selector=selector)
         generator = torch.Generator().manual_seed(seed)
         for choice in found:
             choice.generator = generator
         weights, scores = darts.split_parameters(model)
-        sparsifier = None
+        movers: list[Any] = [Schedule(choice, "temperature", 1.0, 0.1, steps=steps) for choice in found]
         if limit < float("inf"):
-            sparsifier = Sparsifier(model, limit, steps=steps, units=choices)
+            falls = between(linear, knob, 0.8)
+            heat = {"temperature": (1.0, 0.1), "density_schedule": falls, "generator": generator}
+            movers = [Sparsifier(model, limit, steps=steps, units=choices, mask=rule, **heat)]
         batches = Batches(known, seed)
         optimiser = torch.optim.Adam([{"params": weights, "lr": RATE}, {"params": scores, "lr": SCORE_RATE}])
-        schedules = [Schedule(choice, "temperature", 1.0, 0.1, steps=steps) for choice in found]
         for _ in range(steps):
             optimiser.zero_grad()
             batches.loss(model).backward()
             optimiser.step()
-            for schedule in (*schedules, *filter(None, [sparsifier])):
-                schedule.step()
+            for mover in movers:
+                mover.step()
         model.eval()
         return tuple(int(choice.mask().argmax()) for choice in found)
 
@@ -240,8 +242,8 @@ SEARCHES: dict[str, Callable[..., Genome]] = {
     "DARTS": by_darts(darts.darts),
     "DARTS-PT": by_darts(darts.darts_pt),
     "RARTS": by_darts(darts.rarts),
-    "Choice, σ_k": by_choice(selectors.soft, len(OPERATIONS)),
-    "Choice, sampled": by_choice(selectors.sampled, 1),
+    "Choice, σ_k": by_choice(selectors.soft, soft, len(OPERATIONS)),
+    "Choice, sampled": by_choice(selectors.sampled, sampled, 1),
 }
 
 
@@ -276,22 +278,26 @@ def judged(search: str, run: int, genome: Genome, limit: float, table: dict[str,
 
 
 def search_all(plan: Plan, table: dict[str, float]) -> Iterator[Row]:
-    """Run every search, without and with the budget; the rivals' charge is the best on two other runs."""
+    """Run every search, without and with the budget; the knob for the budget is the best of three on two other runs."""
     known = data(plan.rows)
 
-    def one(name: str, run: int, limit: float, charge: float) -> Row:
+    def one(name: str, run: int, limit: float, knob: float) -> Row:
         torch.manual_seed(run)
-        return judged(name, run, SEARCHES[name](known, run, plan.spent, limit, charge), limit, table)
+        return judged(name, run, SEARCHES[name](known, run, plan.spent, limit, knob), limit, table)
 
     for limit, name in product((float("inf"), LIMIT), SEARCHES):
-        charge = 0.0
-        if limit < float("inf") and name in TUNED and len(plan.runs) > 1:
-            charge = max(CHARGES, key=lambda c, name=name: sum(one(name, run, LIMIT, c).accuracy for run in (100, 101)))
+        knobs = KNOBS.get(name, (0.0,)) if limit < float("inf") else (0.0,)
+        knob = knobs[0]
+        if len(knobs) > 1 and len(plan.runs) > 1:
+            total = {k: sum(one(name, run, limit, k).accuracy for run in (100, 101)) for k in knobs}
+            knob = max(total, key=total.__getitem__)
         for run in plan.runs:
-            yield one(name, run, limit, charge)
+            yield one(name, run, limit, knob)
 
 
-TUNED = ("DARTS", "DARTS-PT", "RARTS")
+CHARGES, BEGINS = (0.0, 1e-5, 1e-4), (0.0, 0.3, 0.6)
+KNOBS = {name: CHARGES if "DARTS" in name or name == "RARTS" else BEGINS for name in list(SEARCHES)[1:]}
+"""With a budget: the weight of the expected cost in the loss, or when the budget begins to fall."""
 
 
 def report(members: Sequence[Member], rows: Sequence[Row]) -> str:

@@ -67,7 +67,7 @@ class Khot(Dense):
         return {}
 
     def after_step(self) -> None:
-        """Compute the next masks. When they become hard and stay, the last soft ones are multiplied into the weights."""
+        """Compute the next masks. When they become hard, the last soft ones are multiplied into the weights."""
         self.done += 1
         is_last = self.done == round(FREEZE * self.steps)
         masks = self.sparsifier.masks() if is_last else {}
