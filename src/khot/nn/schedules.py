@@ -1,7 +1,7 @@
 """Schedules: change a number of a module, such as a temperature or a budget, over the steps of training."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +70,8 @@ def between(shape: Shape, begin: float, end: float) -> Shape:
     return _Between(shape, float(begin), float(end))
 
 
-class _Between(NamedTuple):
+@dataclass(frozen=True)
+class _Between:
     """A shape on a part of the way; a class, so that it can be copied and pickled."""
 
     shape: Shape

@@ -14,6 +14,12 @@ from ...designs import Pivotal
 from ...relaxations import hard_topk, sigmoid_topk
 
 
+def snapped(budget: float) -> float:
+    """Return the integer that a budget is but for rounding, such as 29 for 0.29·100; else the budget."""
+    nearest = round(budget)
+    return float(nearest) if abs(budget - nearest) <= 1e-9 * max(1.0, abs(budget)) else float(budget)
+
+
 class Problem:
     """Choose items by their scores within a budget: `max ⟨x, m⟩` with `Σ c·m = budget`.
 
@@ -26,7 +32,7 @@ class Problem:
     """
 
     def __init__(self, x: Tensor, budget: float, temperature: Tensor, costs: Tensor | None, seed: int) -> None:
-        self.x, self.budget, self.temperature, self.costs = x, budget, temperature, costs
+        self.x, self.budget, self.temperature, self.costs = x, snapped(budget), temperature, costs
         self.seed = seed
         self._soft: Tensor | None = None
 
@@ -57,7 +63,7 @@ class Problem:
         """Return 0 or 1: by falling score per cost, each item that still fits the budget."""
         budget = self.budget if budget is None else budget
         if self.costs is None:
-            return hard_topk(self.x, min(int(budget), self.x.shape[-1]))
+            return hard_topk(self.x, min(int(snapped(budget)), self.x.shape[-1]))
         return select.greedy(self.x.detach() / self.costs, self.costs, budget).to(self.x.dtype)
 
     def sample(self) -> Tensor:

@@ -37,8 +37,9 @@ class _Heads:
         names = {id(layer): name for name, layer in layers.items()}
         groups = []
         for path, module in model.named_modules():
-            parts = [getattr(module, name, None) for name in (*self.inputs, self.output)]
-            if isinstance(getattr(module, self.count, None), int) and all(id(part) in names for part in parts):
+            children = dict(module.named_children())
+            parts = [children[key] for key in (*self.inputs, self.output) if id(children.get(key)) in names]
+            if isinstance(getattr(module, self.count, None), int) and len(parts) == len(self.inputs) + 1:
                 groups.append(self._group(path, module, [(names[id(part)], part) for part in parts]))
         if not groups:
             what = f"Linear layers {', '.join(map(repr, (*self.inputs, self.output)))} and a number {self.count!r}"
@@ -49,7 +50,8 @@ class _Heads:
         heads = getattr(module, self.count)
         *inputs, (name, last) = parts
         for own, layer in parts:
-            size = layer.weight.shape[1 if layer is last else 0]  # type: ignore[union-attr]
+            weight: Tensor = layer.weight  # type: ignore[assignment]
+            size = weight.shape[1 if layer is last else 0]
             if size % heads:
                 raise ValueError(f"The width of {own!r} must be a multiple of the {heads} heads; got {size}.")
         masked = [
@@ -100,8 +102,8 @@ class Attention:
             take(layer, "weight", 0, index)
             take(layer, "bias", 0, index)
             set_sizes(layer, len(index), "out_features")
-        width: int = self.output.weight.shape[1]  # type: ignore[union-attr, assignment]
-        index = kept.repeat_interleave(width // len(kept)).nonzero().flatten()
+        weight: Tensor = self.output.weight  # type: ignore[assignment]
+        index = kept.repeat_interleave(weight.shape[1] // len(kept)).nonzero().flatten()
         take(self.output, "weight", 1, index)
         set_sizes(self.output, len(index), "in_features")
         setattr(self.module, self.count, int(kept.sum()))

@@ -1,8 +1,6 @@
 """The Sparsifier: it attaches masks to a model, holds the budget at every step, and folds the masks in at the end."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -12,10 +10,8 @@ from torch.nn.utils import parametrize
 from ... import _check
 from .._choice import Choice
 from ..schedules import Schedule, Shape, between, cubic, geometric
-from ._costs import Charge, Cost, Divide, Flops, globally, item_costs, parameters, traced
+from ._costs import Cost, Divide, globally, parameters
 from ._masks import (
-    ChargedProblem,
-    PricedProblem,
     Problem,
     Rule,
     dense_gradient,
@@ -25,74 +21,11 @@ from ._masks import (
     straight_through,
 )
 from ._modules import choices
+from ._pools import Pool, found_layers, make_pools
 from ._report import Report, Row
 from ._scores import Known, Score, learned, magnitude
-from ._units import Group, Layers, Masked, Unit, prunable, weights
+from ._units import Group, Unit, prunable, weights
 from ._weights import Answer, FusedMagnitude, Mask, MaskedWeights, Memory
-
-
-@dataclass
-class Pool:
-    """Groups that share a budget."""
-
-    groups: list[Group]
-    thetas: list[nn.Parameter]
-    costs: Tensor | None  # (n,) of all items, or None if each costs the same
-    price: float  # what an item costs, if all cost the same; else 1
-    final: float  # the budget at the end
-    total: float  # the cost of everything
-    row: tuple[int, int] | None
-    charge: Charge | None = None  # of masks, if their costs are not a sum
-    values: Tensor | None = None  # (n,), the mask in force
-    problem: Problem | None = None  # that it answers
-
-    @property
-    def counts(self) -> list[int]:
-        return [group.count for group in self.groups]
-
-    def pose(self, x: Tensor, rest: float, heat: Tensor, seed: int) -> Problem:
-        """Return the problem for scores x (n,); `rest` is the share of what is to be dropped that is still kept."""
-        if self.row is not None:
-            n, m = self.row
-            return Problem(x.view(-1, m), n + rest * (m - n), heat, None, seed)
-        budget = self.final + rest * (self.total - self.final)
-        if self.costs is None:
-            return Problem(x, budget / self.price, heat, None, seed)
-        costs = self.costs.to(x.device, x.dtype)
-        if isinstance(self.groups[0].structure, Choice):
-            sizes = [group.structure.k for group in self.groups]
-            return PricedProblem(x, budget, heat, costs, seed, groups=self.slices, sizes=sizes)
-        if self.charge is not None:
-            return ChargedProblem(x, budget, heat, costs, seed, charge=self.charge, groups=self.slices)
-        return Problem(x, budget, heat, costs, seed)
-
-    @property
-    def slices(self) -> list[slice]:
-        """The items of each group."""
-        ends = list(accumulate(self.counts))
-        return [slice(end - count, end) for end, count in zip(ends, self.counts, strict=True)]
-
-    def parts(self) -> list[tuple[Group, Tensor]]:
-        """Return each group with its part of the mask in force."""
-        assert self.values is not None
-        return list(zip(self.groups, self.values.split(self.counts), strict=True))
-
-    def spread(self, items: Tensor) -> list[Tensor]:
-        """Return a mask for each tensor, from numbers for each item (n,)."""
-        parts = zip(self.groups, items.split(self.counts), strict=True)
-        return [mask for group, part in parts for mask in group.spread(part)]
-
-    @property
-    def masked(self) -> list[Masked]:
-        return [masked for group in self.groups for masked in group.masked]
-
-    def cost_of(self, values: Tensor) -> float:
-        """Return Σ c·m in float64."""
-        m = values.detach().reshape(-1).to(torch.float64)
-        if self.charge is not None:
-            return float(self.charge(m))
-        return self.price * float(m.sum() if self.costs is None else (m * self.costs.to(m.device)).sum())
-
 
 FLOWS: list[Any] = [masked_gradient, soft_gradient, dense_gradient]
 DENSITY, HEAT = between(cubic, 0.0, 0.5), between(geometric, 0.0, 0.8)
@@ -195,8 +128,8 @@ class Sparsifier:
         self._has_gradient = not getattr(mask, "has_no_gradient", False)
         if score.resets and self._has_gradient:
             raise ValueError("`mask` must be `hard` if `score` sets weights to 0, as `gradient_growth` does.")
-        found = {} if has_choices else _found(model, layers, exclude)
-        self.pools = _pools(model, found, budget, units, share, cost)
+        found = {} if has_choices else found_layers(model, layers, exclude)
+        self.pools = make_pools(model, found, budget, units, share, cost)
         if score.resets and any(pool.costs is not None for pool in self.pools):
             raise ValueError("`score` must not be `gradient_growth` if items cost differently: it counts items.")
         self._dials, self.done = _Dials(), 0
@@ -211,11 +144,15 @@ class Sparsifier:
         self._memory: Memory | None = None
         self._masks: dict[str, Mask] = {}
         self._handle: Any = None
-        self._is_frozen = self._has_kept = False
+        self._is_frozen = self._has_kept = self._is_done = False
         modules = {id(m): m for pool in self.pools for g in pool.groups for t in g.masked for _, m, _ in t.places}
         self._orders = [(module, list(module._parameters)) for module in modules.values()]
-        self._attach()
-        self._freeze() if self._is_time() else self.refresh()
+        try:
+            self._attach()
+            self._freeze() if self._is_time() else self.refresh()
+        except BaseException:
+            self._detach()
+            raise
 
     # ── masks ────────────────────────────────────────────────────────────────────────────────────────────────────────
     def _attach(self) -> None:
@@ -248,10 +185,15 @@ class Sparsifier:
 
     def _before(self, module: nn.Module, inputs: Any) -> None:
         """Compute masks anew if weights changed since the last time, by a step of the optimiser or otherwise."""
-        if torch.compiler.is_compiling() or self._is_frozen or self.every > 1:
+        if torch.compiler.is_compiling() or self._is_constant:
             return
         if self._sign() != self._signature:
             self.refresh()
+
+    @property
+    def _is_constant(self) -> bool:
+        """Whether masks change in `step()` alone."""
+        return self._is_frozen or self.every > 1 or self.score.needs_gradient
 
     def refresh(self) -> None:
         """Compute the masks for the weights, scores, budget and temperature of now."""
@@ -267,11 +209,11 @@ class Sparsifier:
             products = self._fused(leaves)
         else:
             keep = self._keep if self.score.needs_gradient else None
-            products = MaskedWeights.apply(self._answer, keep, *leaves)  # type: ignore[no-untyped-call]
+            products = MaskedWeights.apply(self._answer, keep, *leaves)
         for mask, product, leaf in zip(masks, products, leaves, strict=False):
             mask.product, mask.version = product, leaf._version
         self._signature, self._has_kept = self._sign(), False
-        if not self.model.training:
+        if not all(mask.training for mask in masks):
             self.refresh_kept()
 
     def _rest(self) -> float:
@@ -328,7 +270,7 @@ class Sparsifier:
         budget, direct = self._budget(pool), FLOWS.index(self.gradient)
         is_hard, heat = self.rule is straight_through, float(self._dials.temperature)
         memory = self._memory
-        products: tuple[Tensor, ...] = FusedMagnitude.apply(memory, budget, heat, is_hard, direct, *leaves)  # type: ignore[no-untyped-call]
+        products: tuple[Tensor, ...] = FusedMagnitude.apply(memory, budget, heat, is_hard, direct, *leaves)
         pool.values = memory.values
         pool.problem = Problem(memory.scores, budget, torch.tensor(memory.heat), None, self._seed)
         self._put("mask", [memory.values])
@@ -398,7 +340,7 @@ class Sparsifier:
     def _put(self, what: str, values: list[Tensor]) -> None:
         for pool, own in zip(self.pools, values, strict=True):
             for masked, item in zip(pool.masked, pool.spread(own), strict=True):
-                setattr(self._masks[masked.path], what, item)
+                setattr(self._masks[masked.path], what, item.to(masked.tensor.device))
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────────
     def _is_time(self) -> bool:
@@ -406,6 +348,7 @@ class Sparsifier:
 
     def step(self) -> None:
         """Move the schedules by one step, and compute the masks for the weights of now."""
+        self._require_masks()
         self.done += 1
         for schedule in self._schedules:
             schedule.step()
@@ -435,14 +378,19 @@ class Sparsifier:
         for mask in self._masks.values():
             mask.flow, mask.is_plain, mask.gradient = None, True, None
 
-    @torch.no_grad()
     def _final(self) -> list[Tensor]:
         """Return the hard masks of the final budget: those that are frozen, or those for the weights of now."""
-        if self._is_frozen:
-            return [pool.values for pool in self.pools if pool.values is not None]
-        return [self._problem(pool, *self._own(pool), 0.0).hard().reshape(-1) for pool in self.pools]
+        with torch.no_grad():
+            return [self._final_of(pool) for pool in self.pools]
 
-    def _own(self, pool: Pool) -> tuple[list[list[Tensor]], list[Tensor]]:
+    def _final_of(self, pool: Pool) -> Tensor:
+        is_grown = self.score.needs_gradient and pool.values is not None
+        if pool.values is not None and (self._is_frozen or (is_grown and pool.cost_of(pool.values) <= pool.final)):
+            return pool.values
+        return self._problem(pool, *self._own(pool), 0.0).hard().reshape(-1)
+
+    @staticmethod
+    def _own(pool: Pool) -> tuple[list[list[Tensor]], list[Tensor]]:
         return [[masked.tensor for masked in group.masked] for group in pool.groups], list(pool.thetas)
 
     # ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -488,6 +436,7 @@ class Sparsifier:
         Returns:
             The model, with the names and the order of its original state dict, unless a `Choice` was replaced.
         """
+        self._require_masks()
         if not self._is_frozen:
             self._freeze()
         kept = [(group, part > 0) for pool in self.pools for group, part in pool.parts()]
@@ -495,6 +444,7 @@ class Sparsifier:
             for masked in (masked for pool in self.pools for masked in pool.masked):
                 masked.tensor.mul_(self._masks[masked.path].kept.to(masked.tensor.dtype))
         self._detach()
+        self._is_done = True
         for group, part in kept if remove else []:
             if isinstance(group.structure, Choice):
                 self._replace(group.structure, part)
@@ -507,6 +457,10 @@ class Sparsifier:
                         module.weight = nn.Parameter(module.weight.detach().to_sparse_csr(), requires_grad=False)
         return self.model
 
+    def _require_masks(self) -> None:
+        if self._is_done:
+            raise RuntimeError("`finalize()` must come last: the masks are gone. Make a new Sparsifier to go on.")
+
     def _replace(self, choice: Choice, kept: Tensor) -> None:
         """Put what is kept of a Choice in its place."""
         rest = choice.finalize(kept.to(choice.scores.dtype))
@@ -518,7 +472,8 @@ class Sparsifier:
                     setattr(module, name, rest)
 
     def _detach(self) -> None:
-        self._handle.remove()
+        if self._handle is not None:
+            self._handle.remove()
         for masked in (masked for pool in self.pools for masked in pool.masked):
             for _, module, name in masked.places:
                 if isinstance(module, Choice):
@@ -534,120 +489,31 @@ class Sparsifier:
     # ── to stop and go on ────────────────────────────────────────────────────────────────────────────────────────────
     def state_dict(self) -> dict[str, Any]:
         """Return what to save beside the states of the model and the optimiser."""
-        is_constant = self._is_frozen or self.every > 1 or self.score.needs_gradient
-        values = [pool.values for pool in self.pools] if is_constant else None
-        return {"done": self.done, "seed": self._seed, "is_frozen": self._is_frozen, "values": values}
+        values = [pool.values for pool in self.pools] if self._is_constant else None
+        flows = [mask.flow for mask in self._masks.values()] if self._is_constant else None
+        return {"done": self.done, "seed": self._seed, "is_frozen": self._is_frozen, "values": values, "flows": flows}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state; load that of the model first."""
         self.done, self._seed = state["done"], state["seed"]
         for schedule in self._schedules:
             schedule.load_state_dict({"done": self.done})
-        self._is_frozen = False
+        self._is_frozen = state["is_frozen"]
         if state["values"] is not None:
             for pool, values in zip(self.pools, state["values"], strict=True):
-                pool.values = values.to(pool.groups[0].masked[0].tensor.device)
-            if state["is_frozen"]:
-                self._is_frozen = self._has_kept = True
-                self._put("kept", state["values"])
+                pool.values = values.to(pool.masked[0].tensor.device)
+            for mask, flow in zip(self._masks.values(), state["flows"], strict=True):
+                mask.flow, mask.is_plain = flow, self._is_frozen or self.gradient is masked_gradient
             self._hold()
-        if not self._is_frozen and self.done % self.every == 0 and not self.score.needs_gradient:
+        if self._is_frozen:
+            self._put("kept", state["values"])
+            self._has_kept = True
+        elif self.done % self.every == 0 and not self.score.needs_gradient:
             self.refresh()
-
-
-# ── how a budget is set up ───────────────────────────────────────────────────────────────────────────────────────────
-def _found(model: nn.Module, layers: Callable[[str, nn.Module], bool], exclude: Iterable[str]) -> dict[str, nn.Module]:
-    """Return the layers to choose in, by name; a module that is used twice comes once."""
-    everything = dict(model.named_modules(remove_duplicate=False))
-    excluded = [exclude] if isinstance(exclude, str) else list(exclude)
-    for name in excluded:
-        if name not in everything:
-            raise ValueError(f"`exclude` must name modules of the model; got {name!r}, which it does not have.")
-    out = {id(m) for name in excluded for m in everything[name].modules()}
-    found = {name: m for name, m in model.named_modules() if id(m) not in out and layers(name, m)}
-    if not found:
-        raise ValueError("`layers` must accept at least one layer of the model; it accepted none. See `prunable`.")
-    for name, module in found.items():
-        if not isinstance(getattr(module, "weight", None), nn.Parameter):
-            has = "has no parameter `weight`, or one that is parametrized already"
-            raise ValueError(f"{name!r} ({type(module).__name__}) {has}. Leave it out with `exclude`.")
-        if isinstance(module.weight, nn.parameter.UninitializedParameter):
-            raise ValueError(f"{name!r} has no shape yet; run the model once before.")
-    return found
-
-
-def _pools(
-    model: nn.Module, layers: Layers, budget: float | None, units: Unit, share: Divide, cost: Cost
-) -> list[Pool]:
-    """Divide the model into items and the budget among them."""
-    if budget is not None:
-        _check.above("budget", budget, 0)
-    shapes = traced(model, layers, cost.example) if isinstance(cost, Flops) else {}
-    prices: dict[int, float] = {}
-    for name, module in layers.items():
-        weight: Tensor = module.weight  # type: ignore[assignment]
-        value = cost(module, name, shapes.get(name, []))
-        _check.not_negative(f"the cost of {name!r}", value)
-        prices[id(weight)] = prices.get(id(weight), 0) + value / weight.numel()
-        if cost is parameters:
-            prices[id(weight)] = 1  # a tensor that layers share is stored once
-    costly = {name: m for name, m in layers.items() if prices[id(m.weight)] > 0}
-    if layers and not costly:
-        raise ValueError("`cost` must be > 0 for at least one layer; it is 0 for all.")
-    groups = units(model, costly)
-    if groups[0].row is not None:
-        if budget is not None:
-            raise ValueError(f"`budget` must be None with `n_of_m`, which implies it; got {budget}.")
-        return [_pool([group], prices, None) for group in groups]
-    if any(group.structure is not None for group in groups):
-        if share is not globally:
-            raise ValueError("`share` must be `globally` with `channels`, `heads` and `choices`, which share costs.")
-        charge = None if isinstance(groups[0].structure, Choice) else Charge(groups, prices, costly)
-        whole = _pool(groups, prices, None, charge)
-        return [_pool(groups, prices, _absolute(budget, whole.total), charge)]
-    totals = [_pool([group], prices, None).total for group in groups]
-    budget = None if budget is None else _absolute(budget, sum(totals))
-    return [_pool(own, prices, part) for own, part in share(groups, totals, budget)]
-
-
-def _absolute(budget: float | None, total: float) -> float:
-    """Return a budget in units of cost."""
-    if budget is None:
-        raise ValueError("`budget` must be a number; None is for `n_of_m` and `by_layer`, which imply it.")
-    if isinstance(budget, float) and budget <= 1:
-        return budget * total
-    if budget > total:
-        raise ValueError(f"`budget` must be at most {total:g}, the cost of everything; got {budget}.")
-    return float(budget)
-
-
-def _pool(groups: list[Group], prices: dict[int, float], budget: float | None, charge: Charge | None = None) -> Pool:
-    """Return groups with their costs; without a budget, that of a row or everything."""
-    counts, row = [group.count for group in groups], groups[0].row
-    price, costs = 1.0, None
-    if charge is not None:
-        at = torch.ones(sum(counts), dtype=torch.float64, requires_grad=True)
-        (costs,) = torch.autograd.grad(whole := charge(at), at)
-        firsts = torch.zeros_like(costs).index_fill(0, torch.tensor([part.start for part in charge.groups]), 1.0)
-        total, least = float(whole.detach()), float(charge(firsts))
-    else:
-        each = [item_costs(group, prices) for group in groups]
-        if all(isinstance(c, float) for c in each) and len(set(each)) == 1:
-            price, total, least = float(each[0]), float(each[0]) * sum(counts), float(each[0])
         else:
-            every = zip(each, counts, strict=True)
-            costs = torch.cat([torch.as_tensor(c, dtype=torch.float64).expand(n) for c, n in every])
-            total, least = float(costs.sum()), float(costs.min())
-        if isinstance(groups[0].structure, Choice):
-            sizes = [(group.structure.costs.cpu().sort().values, group.structure.k) for group in groups]
-            costs = torch.cat([group.structure.costs.cpu() for group in groups])
-            least = sum(float(own[:k].sum()) for own, k in sizes)
-            price, total = 1.0, sum(float(own[len(own) - k :].sum()) for own, k in sizes)
-    final = total * (row[0] / row[1] if row else 1.0) if budget is None else budget
-    if final < least * (1 - 1e-12):
-        name = ", ".join(repr(group.name) for group in groups[:3]) + (", …" if len(groups) > 3 else "")
-        raise ValueError(f"The budget of {name} must be ≥ {least:g}, the least that can be kept; got {final:g}.")
-    return Pool(groups, [], costs, price, final, total, row, charge)
+            for pool in self.pools:
+                pool.problem = self._problem(pool, *self._own(pool), self._rest())
+            self._has_kept = False
 
 
 def _sizes(group: Group) -> Tensor:

@@ -19,12 +19,33 @@ from ._units import Group, Layers, Masked
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 # What maps 0 to 0, channel by channel.
-QUIET = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU)
-QUIET += (nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Hardtanh, nn.Hardswish, nn.Softsign, nn.Tanhshrink)
+QUIET: tuple[type[nn.Module], ...] = (
+    nn.Identity,
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.ReLU,
+    nn.ReLU6,
+    nn.LeakyReLU,
+)
+QUIET += (
+    nn.ELU,
+    nn.CELU,
+    nn.SELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Mish,
+    nn.Tanh,
+    nn.Hardtanh,
+    nn.Hardswish,
+    nn.Softsign,
+    nn.Tanhshrink,
+)
 QUIET += (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d)
 QUIET += (nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.Upsample)
-QUIET_FUNCTIONS = {torch.relu, torch.tanh, F.relu, F.relu6, F.leaky_relu, F.elu, F.gelu, F.silu, F.mish, F.hardswish}
-QUIET_FUNCTIONS |= {F.dropout, F.dropout2d, F.max_pool1d, F.max_pool2d, F.avg_pool1d, F.avg_pool2d, F.tanh}
+QUIET_FUNCTIONS: set[Any] = {torch.relu, torch.tanh, F.relu, F.relu6, F.leaky_relu, F.elu, F.gelu, F.silu, F.mish}
+QUIET_FUNCTIONS |= {F.hardswish, F.dropout, F.dropout2d, F.max_pool1d, F.max_pool2d, F.avg_pool1d, F.avg_pool2d, F.tanh}
 QUIET_FUNCTIONS |= {F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d, torch.clone}
 QUIET_METHODS = {"relu", "relu_", "tanh", "contiguous", "clone", "float", "to"}
 SUMS = {operator.add, operator.iadd, torch.add, operator.sub, operator.isub, torch.sub}

@@ -67,7 +67,8 @@ class MaskedWeights(torch.autograd.Function):
             parts = torch.autograd.grad(sources, leaves, cotangents, retain_graph=True, allow_unused=True)
             for i, part in zip(wanted, parts, strict=True):
                 if part is not None:
-                    found[i] = part if found[i] is None else part + found[i]
+                    before = found[i]
+                    found[i] = part if before is None else part + before
         return (None, None, *(g if i in wanted else None for i, g in enumerate(found)))
 
 
@@ -223,6 +224,13 @@ class Mask(nn.Module):
         super().train(mode)
         if not mode:
             self.owner.refresh_kept()
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Mask":
+        """Move the masks with the model; the next forward pass computes them anew, unless they are fixed."""
+        super()._apply(fn, recurse)
+        self.mask, self.kept, self.product = fn(self.mask.detach()), fn(self.kept), None
+        self.flow = None if self.flow is None else fn(self.flow)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
