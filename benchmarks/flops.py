@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 from benchmarks import common
 from benchmarks.sparsity_problems import Data, digits, fashion_images, split
 from khot.bench import markdown_table
-from khot.nn.sparsity import Flops, Sparsifier, channels, parameters
+from khot.nn.sparsity import Flops, Sparsifier, channels, learned, parameters
 
 WIDTHS, WIDE = (16, 32, 64), (64, 128, 128)
 BUDGETS = (0.5, 0.25, 0.1)
@@ -118,7 +118,7 @@ def pruned(data: Data, cost: Any, budget: float, steps: int, seed: int) -> nn.Mo
     """Return a network trained and narrowed within a budget."""
     torch.manual_seed(seed)
     model = network(WIDTHS, data.train.shape[-1])
-    sparsifier = Sparsifier(model, budget, steps=steps, units=channels, cost=cost)
+    sparsifier = Sparsifier(model, budget, steps=steps, units=channels, cost=cost, score=learned, every=4)
     return fit(model, data, steps, seed, sparsifier)
 
 
