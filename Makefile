@@ -11,7 +11,7 @@ EXTRA = $(if $(filter run,$*),select,$*)
 QUIET := $(shell test -t 2 || echo --quiet)
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm coding sindy beams neighbors kill clean
+.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm coding sindy beams neighbors sparsity kill clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
@@ -149,6 +149,12 @@ sindy: $(call stamp,test)
 # Beams: the files that docs/search.md shows; ten minutes.
 beams: $(call stamp,test)
 	$(BIN)/python -m benchmarks.beams
+
+# Sparse networks: the files that docs/sparse-networks.md shows; an hour. `make sparsity FASHION=… TEXT=…` adds the larger problems.
+sparsity: $(call stamp,test)
+	$(BIN)/python -m benchmarks.sparsity $(if $(FASHION),--fashion $(FASHION)) $(if $(TEXT),--text $(TEXT))
+	$(BIN)/python -m benchmarks.flops $(if $(FASHION),--fashion $(FASHION))
+	$(BIN)/python -m benchmarks.architectures --train
 
 # Kill `khot select` and `khot sae` at random moments.
 kill: $(call stamp,test)

@@ -375,6 +375,11 @@ def read(path: Path, kind: type[Any]) -> list[Any]:
         return [kind(**{key: kinds[key](value) for key, value in row.items()}) for row in csv.DictReader(file)]
 
 
+def results(folder: Path) -> tuple[list[Member], list[Row]]:
+    """Return the networks and the searches that a folder holds."""
+    return read(folder / "architectures.csv", Member), read(folder / "architecture_search.csv", Row)
+
+
 def main() -> int:
     parser: argparse.ArgumentParser = common.parser(__doc__, "five networks, one short search of each kind")
     parser.add_argument("--train", action="store_true", help="train all members again; three minutes")

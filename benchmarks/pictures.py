@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import (
+    architectures,
     estimators_report,
     feature_selection_choices,
     learning_report,
@@ -19,6 +20,7 @@ from benchmarks import (
     sae_report,
     scaling,
     selection_report,
+    sparsity,
     successive_halving,
     temperature,
     vae,
@@ -50,6 +52,11 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "halving-quality": lambda: successive_halving.draw(_rows("successive_halving"), *successive_halving.QUALITY),
     "halving-time": lambda: successive_halving.draw(_rows("successive_halving"), *successive_halving.TIME),
     "temperature-uses": lambda: temperature.figure(temperature.read()),
+    "sparsity": lambda: sparsity.figure(
+        [sparsity.Row(**vars(r)) for p in sparsity.PLANS for r in _rows(f"sparsity-{p}")]
+    ),
+    "sparsity-layers": lambda: sparsity.layers_figure(_rows("sparsity-layers")),
+    "architectures": lambda: architectures.figure(*architectures.results(COMMITTED.results)),
     "scaling": lambda: scaling.plot(list(csv.DictReader(_text("scaling").splitlines()))),
 }
 """What makes each picture, by its name in docs/img."""

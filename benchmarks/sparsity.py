@@ -257,7 +257,7 @@ def figure(rows: Sequence[Row]) -> Figure:
         if dense:
             axes.axhline(fmean(dense), color=FAINT, linewidth=1)
             axes.text(100 * densities[-1], fmean(dense), "dense", color=FAINT, va="bottom", fontsize=10)
-        lowest = []
+        lowest, highest = [], [fmean(dense)] if dense else []
         for method, (colour, line) in SHOWN.items():
             found = [list(scored(rows, name, density, method).values()) for density in densities]
             if not all(found):
@@ -268,12 +268,13 @@ def figure(rows: Sequence[Row]) -> Figure:
             axes.plot(x, means, line, color=colour, label=method, linewidth=3 if method == OURS else 1.6)
             axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
             lowest.append(min(means))
-        top = max(axes.get_ylim()[1], fmean(dense) if dense else 0)
+            highest.append(max(high))
         axes.set(xscale="log", xlabel="weights kept, %", title=TITLES[name])
         axes.set_xticks([100 * d for d in densities], [f"{100 * d:g}" for d in densities], minor=False)
         axes.set_xticks([], minor=True)
         if len(lowest) > 4:
-            axes.set_ylim(sorted(lowest)[3] - 2, top + 0.5)  # those far below are left out of the picture
+            bottom = sorted(lowest)[5]  # those far below are left out of the picture
+            axes.set_ylim(bottom - 1, max(highest) + 0.1 * (max(highest) - bottom))
         axes.grid(True)
     grid[0, 0].set_ylabel("test accuracy, %")
     handles, labels = grid[0, 0].get_legend_handles_labels()
@@ -319,7 +320,7 @@ def layers_figure(found: Sequence[Layer]) -> Figure:
             axes.bar(x, kept, 0.16, color=SHOWN[method][0], label=method, hatch="//" if SHOWN[method][1] != "-" else "")
         axes.axhline(100 * density, color=FAINT, linewidth=1)
         axes.set_xticks(range(len(names)), names)
-        axes.set(title=f"{density:.0%} of all weights", ylabel="kept in the layer, %", yscale="log")
+        axes.set(title=f"{density:.0%} of all weights", ylabel="kept in the layer, %")
     handles, labels = grid[0, 0].get_legend_handles_labels()
     picture.legend(handles, labels, loc="outside lower center", ncols=5)
     return picture
