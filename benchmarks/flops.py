@@ -174,7 +174,8 @@ def times(plan: Plan) -> Iterator[Time]:
         for budget in BUDGETS:
             torch.manual_seed(0)
             model = network(WIDE, 28)
-            narrow[budget] = Sparsifier(model, budget, steps=0, units=channels, cost=Flops(x[:1])).finalize().eval()
+            sparsifier = Sparsifier(model, budget, steps=0, units=channels, cost=Flops(x[:1]), score=learned)
+            narrow[budget] = sparsifier.finalize().eval()
     taken: dict[float, list[float]] = {1.0: [], **{budget: [] for budget in BUDGETS}}
     for _ in range(plan.rounds):
         for budget, model in {1.0: dense, **narrow}.items():
