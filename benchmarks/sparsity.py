@@ -167,14 +167,19 @@ def read(path: Path) -> list[Row]:
         return [Row(**{key: kinds[key](value) for key, value in row.items()}) for row in csv.DictReader(file)]
 
 
+def rounded(row: Row) -> list[Any]:
+    """Return a row with six digits of each number."""
+    return [f"{value:.6g}" if isinstance(value, float) else value for value in row]
+
+
 def appended(rows: Iterator[Row], path: Path, known: Sequence[Row]) -> Iterator[Row]:
     """Write each row as it comes, after those known."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerows([Row._fields, *known])
+        writer.writerows([Row._fields, *map(rounded, known)])
         for row in rows:
-            writer.writerow(Row(*(f"{v:.6g}" if isinstance(v, float) else v for v in row)))
+            writer.writerow(rounded(row))
             file.flush()
             yield row
 
