@@ -56,7 +56,8 @@ AREAS = {
     ),
     "neighbours": (620, {"neighbors.py", "_neighborhood.py"}),
     "search": (615, {"search"}),
-    "the rest": (12_625, set()),
+    "sparse networks": (2_800, {"sparsity", "_choice.py", "budgets.py"}),
+    "the rest": (12_690, set()),
 }
 """Ratchets of lines, with the folders and files that each counts. Lower them when code shrinks."""
 

@@ -22,7 +22,7 @@ PUBLIC = {
         *("SigmoidTopK", "SparseAutoencoder", "SparseAutoencoderConfig", "SparseAutoencoderOutput", "SparseCode"),
         *("aux_k_loss", "aux_zipf_loss", "SparseAutoencoderMetrics"),
         *("KHotGate", "Schedule", "geometric", "linear", "Router", "MoE", "MoEOutput"),
-        *("Neighbors", "SoftNeighbors", "neighbors_loss"),
+        *("Neighbors", "SoftNeighbors", "neighbors_loss", "Choice", "perturbation_scores"),
     },
     "khot.kernels": {"cpu", "status"},
     "khot.sae": {

@@ -11,6 +11,7 @@ from torch import nn
 
 import khot
 from khot.nn import (
+    Choice,
     KHotGate,
     MoE,
     Router,
@@ -38,6 +39,7 @@ LAYERS = {
     "SoftNeighbors learned": lambda: SoftNeighbors(
         nn.Parameter(torch.tensor(2.0)), temperature=nn.Parameter(torch.tensor(1.0))
     ),
+    "Choice": lambda: Choice([nn.Identity(), nn.Linear(8, 8)]),
     "Router": partial(Router, 8, 4, 2),
     "Router with a bias": partial(Router, 8, 4, 2, biased=True),
     "MoE": lambda: MoE(Router(8, 4, 2), [nn.Linear(8, 8) for _ in range(4)]),

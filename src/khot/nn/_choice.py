@@ -41,7 +41,6 @@ class Choice(KeepsPrecision):
     """
 
     temperature: Tensor
-    costs: Tensor
 
     def __init__(
         self,
@@ -59,14 +58,14 @@ class Choice(KeepsPrecision):
         _check.whole("k", k, n, "operations")
         _check.at_least("k", k, 1)
         _check.positive("temperature", temperature)
-        prices = torch.ones(n) if costs is None else torch.as_tensor(costs, dtype=torch.float64)
+        prices = torch.as_tensor([1.0] * n if costs is None else costs, dtype=torch.float64, device="cpu")
         if prices.shape != (n,):
             raise ValueError(f"`costs` must have one number per operation, {n}; got the shape {tuple(prices.shape)}.")
         if not bool((prices > 0).all()):
             raise ValueError(f"Every entry of `costs` must be > 0; got {float(prices.min()):g}.")
         self.k, self.selector = int(k), selector
         self.scores = nn.Parameter(torch.zeros(n))
-        self.register_buffer("costs", prices.to(torch.float64), persistent=False)
+        self.costs = prices
         self.register_buffer("temperature", torch.tensor(float(temperature), dtype=wide_dtype()))
         self.generator: torch.Generator | None = None
         """Where the randomness of the selector comes from; torch's own if None."""

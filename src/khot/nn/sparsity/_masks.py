@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ... import _check
-from ..._math import select
-from ..._math.roots import falling_root
+from ..._math import budgets
 from ...designs import Pivotal
 from ...relaxations import hard_topk, sigmoid_topk
 
@@ -64,7 +63,7 @@ class Problem:
         budget = self.budget if budget is None else budget
         if self.costs is None:
             return hard_topk(self.x, min(int(snapped(budget)), self.x.shape[-1]))
-        return select.greedy(self.x.detach() / self.costs, self.costs, budget).to(self.x.dtype)
+        return budgets.greedy(self.x.detach() / self.costs, self.costs, budget).to(self.x.dtype)
 
     def sample(self) -> Tensor:
         """Draw 0 or 1 within the budget, with the inclusion probabilities `soft()`; near them if costs differ."""
@@ -79,7 +78,7 @@ class Problem:
                 probs = scaled.to(torch.float64)
             return Pivotal(probs, whole, validate_args=False).sample(generator=generator).to(self.x.dtype)
         noise = torch.rand(probs.shape, dtype=probs.dtype, generator=generator).to(probs.device)
-        return select.greedy(probs.logit() - noise.logit(), self.costs, self.budget).to(self.x.dtype)
+        return budgets.greedy(probs.logit() - noise.logit(), self.costs, self.budget).to(self.x.dtype)
 
 
 class ChargedProblem(Problem):
@@ -128,7 +127,7 @@ class ChargedProblem(Problem):
                 return self.budget - float(self.charge(mask(x, linear)))
 
         top = float(costs.sum())
-        linear = torch.tensor(falling_root(missing, 0.0, top, 1e-9 * self.budget), dtype=torch.float64)
+        linear = torch.tensor(budgets.falling_root(missing, 0.0, top, 1e-9 * self.budget), dtype=torch.float64)
         # The budget of σ_k depends on the scores: one Newton step at the root has its derivative.
         at = linear.clone().requires_grad_()
         with torch.enable_grad():
@@ -142,7 +141,7 @@ class ChargedProblem(Problem):
         ratio = self.x.detach() / self.costs
         for part in self.groups:  # the best of each group comes first
             ratio[part.start + int(ratio[part].argmax())] = torch.inf
-        return select.charged(ratio, self.charge, budget).to(self.x.dtype)
+        return budgets.charged(ratio, self.charge, budget).to(self.x.dtype)
 
     def sample(self) -> Tensor:
         if self.is_full:
@@ -153,7 +152,7 @@ class ChargedProblem(Problem):
         keys = probs.logit() - noise.logit()
         for part in self.groups:
             keys[part.start + int(keys[part].argmax())] = torch.inf
-        return select.charged(keys, self.charge, self.budget).to(self.x.dtype)
+        return budgets.charged(keys, self.charge, self.budget).to(self.x.dtype)
 
 
 class PricedProblem(Problem):
@@ -203,7 +202,7 @@ class PricedProblem(Problem):
             high *= 2
             if high > 1e30:  # the cheapest cost the budget, and rounding is in the way
                 break
-        return falling_root(excess, 0.0, high, 1e-9 * self.budget)
+        return budgets.falling_root(excess, 0.0, high, 1e-9 * self.budget)
 
     def soft(self) -> Tensor:
         if self._soft is None:
@@ -225,7 +224,7 @@ class PricedProblem(Problem):
         x, costs = self.x.detach().to(torch.float64), self.costs.to(torch.float64)
         kept = self._chosen(x - self._price(self._chosen) * costs) > 0
         left = self.budget - float(costs[kept].sum())
-        return select.exchanged(kept, x, costs, left, self.groups).to(self.x.dtype)
+        return budgets.exchanged(kept, x, costs, left, self.groups).to(self.x.dtype)
 
     def sample(self) -> Tensor:
         """Draw k of each group with the inclusion probabilities `soft()`; the cost is the budget on average."""

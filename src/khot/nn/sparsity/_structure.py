@@ -214,7 +214,7 @@ class Trace:
     def _join(self, node: fx.Node, values: list[Value]) -> Value:
         first, *others = values
         for other in others:
-            a, b = first.space.root(), other.space.root()
+            a, b = sorted((first.space.root(), other.space.root()), key=self.spaces.index)
             if (a.size, first.repeat, first.is_last) != (b.size, other.repeat, other.is_last):
                 self._fix(values)  # broadcast against each other
             elif a is not b:

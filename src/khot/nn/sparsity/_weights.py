@@ -6,7 +6,7 @@ backward pass, autograd's own check of versions raises.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,6 @@ from torch.autograd.function import once_differentiable
 
 from ... import ops
 from ..._math.cdfs import SIGMOID
-
-if TYPE_CHECKING:
-    from ._sparsifier import Sparsifier
 
 CHUNK = 2**18  # entries that are computed at once: they stay in the cache
 
@@ -187,10 +184,24 @@ class _Product(torch.autograd.Function):
         return g if flow is None else g * flow, None, None
 
 
+class Owner(Protocol):
+    """What a mask asks its Sparsifier for."""
+
+    @property
+    def wants_gradient(self) -> bool:
+        """Whether the gradient of this step is needed for the next masks."""
+
+    def refresh(self) -> None:
+        """Compute the masks for the weights of now."""
+
+    def refresh_kept(self) -> None:
+        """Compute the hard masks that evaluation uses, if they are out of date."""
+
+
 class Mask(nn.Module):
     """The parametrization of a tensor: it multiplies by the mask of the sparsifier, in evaluation by the hard one."""
 
-    def __init__(self, owner: "Sparsifier", tensor: Tensor) -> None:
+    def __init__(self, owner: Owner, tensor: Tensor) -> None:
         super().__init__()
         self.owner = owner
         self.mask = self.kept = torch.ones((), dtype=tensor.dtype, device=tensor.device)
