@@ -11,7 +11,7 @@ EXTRA = $(if $(filter run,$*),select,$*)
 QUIET := $(shell test -t 2 || echo --quiet)
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm coding sindy beams neighbors attention spark tokens tokens-minilm survey kill clean
+.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm coding sindy beams neighbors attention spark tokens tokens-minilm survey sparsity kill clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
@@ -172,6 +172,11 @@ tokens: $(call stamp,test)
 
 tokens-minilm: $(call stamp,test)
 	$(BIN)/python -m benchmarks.tokens_minilm examples/shakespeare.txt
+# Sparse networks: the files that docs/sparse-networks.md shows; an hour. `make sparsity FASHION=… TEXT=…` adds the larger problems.
+sparsity: $(call stamp,test)
+	$(BIN)/python -m benchmarks.sparsity $(if $(FASHION),--fashion $(FASHION)) $(if $(TEXT),--text $(TEXT))
+	$(BIN)/python -m benchmarks.flops $(if $(FASHION),--fashion $(FASHION))
+	$(BIN)/python -m benchmarks.architectures --train
 
 # Kill `khot select` and `khot sae` at random moments.
 kill: $(call stamp,test)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import (
+    architectures,
     attention_report,
     estimators_report,
     feature_selection_choices,
@@ -20,6 +21,7 @@ from benchmarks import (
     sae_report,
     scaling,
     selection_report,
+    sparsity,
     successive_halving,
     temperature,
     vae,
@@ -52,6 +54,11 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "halving-time": lambda: successive_halving.draw(_rows("successive_halving"), *successive_halving.TIME),
     "attention-row": lambda: attention_report.figure(_rows("attention_row")),
     "temperature-uses": lambda: temperature.figure(temperature.read()),
+    "sparsity": lambda: sparsity.figure(
+        [sparsity.Row(**vars(r)) for p in sparsity.PLANS for r in _rows(f"sparsity-{p}")]
+    ),
+    "sparsity-layers": lambda: sparsity.layers_figure(_rows("sparsity-layers")),
+    "architectures": lambda: architectures.figure(*architectures.results(COMMITTED.results)),
     "scaling": lambda: scaling.plot(list(csv.DictReader(_text("scaling").splitlines()))),
 }
 """What makes each picture, by its name in docs/img."""

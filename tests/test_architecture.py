@@ -62,7 +62,8 @@ AREAS = {
         {"_spark.py", "_statistical.py", "_tokens.py", "spark.py", "statistical.py", "tokens.py"},
     ),
     "surveys and data": (1_500, {"survey", "data", "_rows.py", "_balanced.py", "balanced.py"}),
-    "the rest": (12_870, set()),
+    "sparse networks": (2_800, {"sparsity", "_choice.py", "budgets.py"}),
+    "the rest": (12_940, set()),
 }
 """Ratchets of lines, with the folders and files that each counts. Lower them when code shrinks."""
 

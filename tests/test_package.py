@@ -26,6 +26,7 @@ PUBLIC = {
         *("KHotGate", "Schedule", "geometric", "linear", "Router", "MoE", "MoEOutput"),
         *("Neighbors", "SoftNeighbors", "neighbors_loss", "SigmoidTopKAttention"),
         *("SparkAttention", "SparkCache", "SparkFFN", "PrunedTokens", "TokenBudget", "TokenPruner"),
+        *("Choice", "perturbation_scores"),
     },
     "khot.kernels": {"cpu", "status"},
     "khot.sae": {

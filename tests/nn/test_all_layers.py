@@ -11,6 +11,7 @@ from torch import nn
 
 import khot
 from khot.nn import (
+    Choice,
     KHotGate,
     MoE,
     Router,
@@ -49,6 +50,7 @@ LAYERS = {
     "SparkAttention": partial(SparkAttention, 8, 2, 3),
     "TokenPruner": partial(TokenPruner, 2, score=8),
     "TokenBudget": lambda: TokenBudget(3, 0.5, costs=torch.ones(3)),
+    "Choice": lambda: Choice([nn.Identity(), nn.Linear(8, 8)]),
     "Router": partial(Router, 8, 4, 2),
     "Router with a bias": partial(Router, 8, 4, 2, biased=True),
     "MoE": lambda: MoE(Router(8, 4, 2), [nn.Linear(8, 8) for _ in range(4)]),

@@ -13,6 +13,14 @@ PUBLIC = {
         *("SparseCode", "aux_k_loss", "aux_zipf_loss", "Neighbors", "SoftNeighbors", "neighbors_loss"),
         "SigmoidTopKAttention",
         *("SparkAttention", "SparkCache", "SparkFFN", "PrunedTokens", "TokenBudget", "TokenPruner"),
+        *("Choice", "perturbation_scores"),
+    },
+    "nn.sparsity": {
+        *("Flops", "Group", "Known", "Latency", "Masked", "Problem", "Report", "Row", "Score", "Sparsifier"),
+        *("best_gradient", "blocks", "by_erdos_renyi", "by_layer", "channels", "choices", "columns", "combine"),
+        *("dense_gradient", "globally", "gradient_growth", "hard", "heads", "learned", "magnitude", "n_of_m"),
+        *("magnitude_times_learned", "masked_gradient", "parameters", "prunable", "rows", "sampled", "soft"),
+        *("soft_gradient", "straight_through", "uniformly", "weights"),
     },
     "nn.neighbors": {
         *("Neighbors", "SoftNeighbors", "neighbors_loss", "squared_euclidean", "euclidean", "cosine"),
@@ -28,7 +36,7 @@ PUBLIC = {
         *("layer_similarity", "weighted_attention"),
     },
     "nn.selectors": {"Selector", "hard", "sampled", "soft", "straight_through"},
-    "nn.schedules": {"Schedule", "geometric", "linear"},
+    "nn.schedules": {"Schedule", "between", "cubic", "geometric", "linear"},
 }
 
 
@@ -40,11 +48,11 @@ def test_the_public_names_of_nn(name):
     names = {n for n in dir(module) if not n.startswith("_")}
     rooms = {n for n in names if isinstance(getattr(module, n), ModuleType)}
     assert names - rooms == PUBLIC[name]
-    own = {"moe", "neighbors", "routing", "sae", "schedules", "selectors", "spark", "tokens"}
+    own = {"moe", "neighbors", "routing", "sae", "schedules", "selectors", "sparsity", "spark", "tokens"}
     assert rooms == (own if name == "nn" else set())
     assert all(getattr(module, n).__doc__ for n in PUBLIC[name])
 
 
 def test_the_old_names_of_schedules_are_the_new_ones():
-    for name in PUBLIC["nn.schedules"]:
+    for name in ("Schedule", "geometric", "linear"):
         assert getattr(khot.nn, name) is getattr(khot.nn.schedules, name)

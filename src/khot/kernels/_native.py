@@ -91,10 +91,16 @@ LIBRARY, REASON = _load()
 
 
 def native_topk(
-    x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: str = "sigmoid", path: int = WIDE
+    x: Tensor,
+    k: PerRow,
+    temperature: PerRow,
+    mask: Mask,
+    cdf: str = "sigmoid",
+    path: int = WIDE,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Return y = F(z), as `_math.threshold.topk`; `k` and `temperature` may be numbers."""
-    return _solve("khot_topk", x, k, temperature, mask, path, CDFS[cdf])
+    """Return y = F(z), as `_math.threshold.topk`; `k` and `temperature` may be numbers; `out` is contiguous."""
+    return _solve("khot_topk", x, k, temperature, mask, path, CDFS[cdf], result=out)
 
 
 def _solve(
@@ -107,10 +113,14 @@ def _solve(
     cdf: int = 0,
     inputs: tuple[int, ...] = (),
     outputs: tuple[int | None, ...] = (),
+    result: Tensor | None = None,
 ) -> Tensor:
-    """Return what a function of rows writes, a tensor like x; it may take more inputs, and write to more outputs."""
+    """Return what a function of rows writes, a tensor like x; it may take more inputs, and write to more outputs.
+
+    `result` is where to write, contiguous; a new tensor if None.
+    """
     x = x.contiguous()
-    result = torch.empty_like(x)
+    result = torch.empty_like(x) if result is None else result
     if result.numel():
         _call(name, x, k, temperature, mask, path, cdf, *inputs, result.data_ptr(), *outputs)
     return result

@@ -1,12 +1,15 @@
-"""Layers. `routing`, `selectors`, `schedules` and `neighbors` hold the functions that they take as arguments."""
+"""Layers. `routing`, `selectors`, `schedules`, `neighbors` and `sparsity` hold functions that they take."""
 
 from . import neighbors as neighbors
 from . import routing as routing
 from . import schedules as schedules
 from . import selectors as selectors
 from . import spark as spark
+from . import sparsity as sparsity
 from . import tokens as tokens
 from ._attention import SigmoidTopKAttention as SigmoidTopKAttention
+from ._choice import Choice as Choice
+from ._choice import perturbation_scores as perturbation_scores
 from ._layers import KHotGate as KHotGate
 from ._layers import SigmoidTopK as SigmoidTopK
 from .moe import MoE as MoE
