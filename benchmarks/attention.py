@@ -60,7 +60,7 @@ class Plan(NamedTuple):
     rows: int = 1_000_000  # of the soundness, for each certificate
     draws: int = 20
     lengths: tuple[int, ...] = (128, 1024, 16384)
-    steps: int = 1200  # of the character model
+    steps: int = 400  # of the character model
     passages: int = 4
     tokens: int = 256
     sentences: int = 200
