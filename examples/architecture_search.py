@@ -1,7 +1,7 @@
 """Search for an architecture: one operation in each of three places, within a budget of their costs.
 
-A `Choice` mixes operations with learned scores. `Sparsifier` holds one budget over all of them: a price for each unit of
-cost is solved for at every step. Compare with the choice without a budget. It needs '.[sklearn]', and takes about ten
+A `Choice` mixes operations with learned scores. `Sparsifier` holds one budget over all of them: at every step it solves
+for a price of each unit of cost. Compare with the choice without a budget. It needs '.[sklearn]', and takes some ten
 seconds.
 """
 
@@ -17,13 +17,15 @@ train_x, test_x, train_y, test_y = images[:1200], images[1200:], labels[:1200], 
 STEPS, NAMES, COSTS = 150, ["skip", "1×1", "depthwise 3×3", "3×3", "5×5"], [1.0, 256.0, 144.0, 2304.0, 6400.0]
 
 
-def operations():
+def operations() -> list[nn.Module]:
+    """Return one of each kind."""
     convolutions = [nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 3, padding=1, groups=16)]
     convolutions += [nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 5, padding=2)]
     return [nn.Identity(), *(nn.Sequential(c, nn.BatchNorm2d(16), nn.ReLU()) for c in convolutions)]
 
 
-def search(budget):
+def search(budget: int) -> None:
+    """Train all operations together; print what is kept."""
     torch.manual_seed(0)
     choices = [Choice(operations(), costs=COSTS) for _ in range(3)]
     middle = [choices[0], nn.MaxPool2d(2), choices[1], choices[2]]

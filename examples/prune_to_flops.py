@@ -5,6 +5,8 @@ layers are really smaller. Compare with the same network at half its widths, whi
 in the same way. It needs '.[sklearn]', and takes about ten seconds.
 """
 
+from collections.abc import Callable
+
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
@@ -18,7 +20,8 @@ train_x, test_x, train_y, test_y = images[:1200], images[1200:], labels[:1200], 
 STEPS = 200
 
 
-def network(a, b):
+def network(a: int, b: int) -> nn.Sequential:
+    """Return three convolutions of widths a, b and b, and a head."""
     return nn.Sequential(
         *(nn.Conv2d(1, a, 3, padding=1), nn.BatchNorm2d(a), nn.ReLU()),
         *(nn.Conv2d(a, b, 3, padding=1, stride=2), nn.BatchNorm2d(b), nn.ReLU()),
@@ -27,7 +30,8 @@ def network(a, b):
     )
 
 
-def train(model, after_step=lambda: None):
+def train(model: nn.Module, after_step: Callable[[], None] = lambda: None) -> nn.Module:
+    """Train for all steps; return the model in evaluation mode."""
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     for _ in range(STEPS):
         batch = torch.randint(len(train_x), (64,))
@@ -39,7 +43,8 @@ def train(model, after_step=lambda: None):
     return model.eval()
 
 
-def say(name, model):
+def say(name: str, model: nn.Module) -> None:
+    """Print how good the model is, and what it keeps."""
     counter = sparsity.Sparsifier(model, 1.0, steps=0, cost=sparsity.Flops(test_x[:1]))
     cost = counter.cost()
     counter.finalize()

@@ -5,6 +5,7 @@ the two largest once, after training, without training on. It needs '.[sklearn]'
 """
 
 import copy
+from collections.abc import Callable
 
 import torch
 from sklearn.datasets import load_digits
@@ -19,7 +20,8 @@ train_x, test_x, train_y, test_y = pixels[:1200], pixels[1200:], labels[:1200], 
 STEPS, PATTERN = 400, sparsity.n_of_m(2, 4)
 
 
-def train(model, after_step=lambda: None):
+def train(model: nn.Module, after_step: Callable[[], None] = lambda: None) -> nn.Module:
+    """Train for all steps; return the model in evaluation mode."""
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     for _ in range(STEPS):
         batch = torch.randint(len(train_x), (64,))
@@ -31,7 +33,8 @@ def train(model, after_step=lambda: None):
     return model.eval()
 
 
-def say(name, model):
+def say(name: str, model: nn.Module) -> None:
+    """Print how good the model is, and what it keeps."""
     accuracy = (model(test_x).argmax(1) == test_y).float().mean()
     counts = {int(c) for m in model if isinstance(m, nn.Linear) for c in m.weight.view(-1, 4).count_nonzero(1)}
     print(f"{name:<24} accuracy {accuracy:.3f}, weights per group of four: {sorted(counts)}")
