@@ -17,7 +17,7 @@ torch.manual_seed(0)
 images, labels = (torch.as_tensor(part) for part in load_digits(return_X_y=True))
 images = (images.float() / 16).view(-1, 1, 8, 8)
 train_x, test_x, train_y, test_y = images[:1200], images[1200:], labels[:1200], labels[1200:]
-STEPS = 200
+STEPS, COST = 200, sparsity.Flops(test_x[:1])
 
 
 def network(a: int, b: int) -> nn.Sequential:
@@ -25,8 +25,8 @@ def network(a: int, b: int) -> nn.Sequential:
     return nn.Sequential(
         *(nn.Conv2d(1, a, 3, padding=1), nn.BatchNorm2d(a), nn.ReLU()),
         *(nn.Conv2d(a, b, 3, padding=1, stride=2), nn.BatchNorm2d(b), nn.ReLU()),
-        *(nn.Conv2d(b, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU()),
-        *(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * b, 10)),
+        *(nn.Conv2d(b, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU(), nn.AdaptiveAvgPool2d(2)),
+        *(nn.Flatten(), nn.Linear(4 * b, 10)),
     )
 
 
@@ -36,18 +36,18 @@ def train(model: nn.Module, after_step: Callable[[], None] = lambda: None) -> nn
     for _ in range(STEPS):
         batch = torch.randint(len(train_x), (64,))
         loss = nn.functional.cross_entropy(model(train_x[batch]), train_y[batch])
-        optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         after_step()
     return model.eval()
 
 
 def say(name: str, model: nn.Module) -> None:
     """Print how good the model is, and what it keeps."""
-    counter = sparsity.Sparsifier(model, 1.0, steps=0, cost=sparsity.Flops(test_x[:1]))
+    counter = sparsity.Sparsifier(model, 1.0, steps=0, cost=COST)
     cost = counter.cost()
-    counter.finalize()
+    counter.finalize()  # it changes nothing: all is kept
     accuracy, widths = (model(test_x).argmax(1) == test_y).float().mean(), [m.out_channels for m in model[0:7:3]]
     print(f"{name:<8} accuracy {accuracy:.3f}, {cost:,.0f} FLOPs, widths {widths}")
 
@@ -55,8 +55,7 @@ def say(name: str, model: nn.Module) -> None:
 say("dense", train(network(16, 32)))
 say("thin", train(network(8, 16)))
 pruned = network(16, 32)
-cost = sparsity.Flops(test_x[:1])
-sparsifier = sparsity.Sparsifier(pruned, 0.25, steps=STEPS, units=sparsity.channels, cost=cost)
+sparsifier = sparsity.Sparsifier(pruned, 0.25, steps=STEPS, units=sparsity.channels, cost=COST)
 train(pruned, sparsifier.step)
 print(sparsifier.report())
 say("pruned", sparsifier.finalize())
