@@ -129,6 +129,26 @@ def prune_tokens(text):
     assert counts == sorted(counts, reverse=True)
 
 
+def prune_to_flops(text):
+    dense, thin, pruned = (numbers(text, f"{name:<8} accuracy")[:2] for name in ("dense", "thin", "pruned"))
+    assert "24.30%" in text
+    assert pruned[0] > thin[0] - 0.03
+    assert dense[0] > 0.95
+
+
+def two_of_four(text):
+    once, trained = (numbers(text, f"2 of 4, {name:<14} accuracy") for name in ("after training", "in training"))
+    assert trained[0] > once[0] + 0.05
+    assert text.count("[2]") == 2
+
+
+def architecture_search(text):
+    for budget in (19200, 3000, 500):
+        line = next(line for line in text.splitlines() if line.startswith(f"budget {budget:>6}"))
+        assert float(line.split("cost")[1].split(", accuracy")[0].replace(",", "")) <= budget
+        assert float(line.split("accuracy")[1]) > 0.8
+
+
 def learn_k(text):
     for price in ("0.20", "0.05", "0.02"):
         worth, learned = numbers(text, f"price {price}:")

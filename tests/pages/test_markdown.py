@@ -116,7 +116,7 @@ UNLISTED = {
     "sae": {"HELD_OUT", "Point", "RECIPES", "Recipe"},
     "testing": {"SCORE_KINDS"},
     "kernels": {"cpu"},
-    "nn": {"neighbors", "routing", "schedules", "selectors", "spark", "tokens"},
+    "nn": {"neighbors", "routing", "schedules", "selectors", "sparsity", "spark", "tokens"},
 }
 """Public names that need no entry: constants and records that the entries speak of, and modules."""
 

@@ -72,10 +72,9 @@ def test_the_gradient_is_that_of_the_masked_weights(is_fused, calls):
 def test_a_layer_without_a_gradient_has_its_part_of_the_sum():
     """The mask of a layer that the loss does not reach still depends on the others', through the threshold."""
     torch.manual_seed(0)
-    found = []
+    found, first = [], mlp().double()
     for score in (sparsity.magnitude, sparsity.Score(lambda known: known.magnitude)):
-        model = mlp().double() if not found else copy.deepcopy(first)
-        first = copy.deepcopy(model)
+        model = copy.deepcopy(first)
         Sparsifier(model, 0.3, steps=10, mask=sparsity.soft, score=score, density_schedule=FLAT)
         model[0](torch.ones(1, 12, dtype=torch.float64)).square().sum().backward()
         found.append([model[i].parametrizations.weight.original.grad for i in (0, 2, 4)])
