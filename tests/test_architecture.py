@@ -56,7 +56,8 @@ AREAS = {
     ),
     "neighbours": (620, {"neighbors.py", "_neighborhood.py"}),
     "search": (615, {"search"}),
-    "the rest": (12_625, set()),
+    "one row on many ranks": (1_200, {"distributed", "across.py", "kth.py"}),
+    "the rest": (12_900, set()),
 }
 """Ratchets of lines, with the folders and files that each counts. Lower them when code shrinks."""
 

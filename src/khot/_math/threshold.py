@@ -15,17 +15,21 @@ correctly rounded operation, and no cancellation can follow, because a score on 
 least twice as far away as τ is.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from . import cdfs
+from . import cdfs, kth
 from .cdfs import SIGMOID, Cdf, row_sum
 
 SAMPLE = 8192  # a row four times as long is first solved on about this many of its scores
 MAX_STEPS = 1000  # with early stopping; the robustness grid needs about 30
-FIXED_STEPS = 64  # without early stopping: twice what the grid needs. A row that needs more becomes NaN
+FIXED_STEPS = 12  # without early stopping, for the tails of σ_k, Laplace and the normal: twice what the grid needs
+FIXED_STEPS_OF_OTHERS = 40  # for heavy tails and kinks. A row that needs more becomes NaN
+WIDE = 1000.0  # if a row spans more than this many T, its search begins at its k-th score
+LONG_STEPS = 8  # from the threshold of a sample; a row that needs more begins again at its k-th score
 QUICK_STEPS = 4  # of `_quickly`
 FEW = 64  # with fewer rows than this, rows that are done are not dropped
 NEAR = 1e-3  # a ρ that rounding may leave where F is steep
@@ -199,10 +203,25 @@ def solve(cdf: Cdf, rows: Rows, *, early_stop: bool, steps: int | None = None) -
     survey = survey._replace(low=low, high=high)
     share = torch.where(regular, rest / survey.free, 0.5)
     tied = cdfs.quantile(cdf, share)  # z if all scores were equal
-    ends = End(Point(low, -tied), survey.free - rest), End(Point(high, -tied), -rest)
-    start = _start(cdf, rows, survey, share, tied, early_stop)
-    most = steps if steps is not None else MAX_STEPS if early_stop else FIXED_STEPS
+    ends: Sequence[End] = End(Point(low, -tied), survey.free - rest), End(Point(high, -tied), -rest)
+    if early_stop:
+        start, is_long = _start(cdf, rows, survey, share, tied), rows.x.shape[-1] >= 4 * SAMPLE
+        is_wide = regular & (high - low > WIDE * rows.temperature)
+        if not is_long and bool(is_wide.any()):
+            which = is_wide.squeeze(-1).nonzero().squeeze(-1)
+            near = _near_kth(cdf, *_take((rows, rest, survey.free), which))
+            start, *ends = (_put(old, which, new) for old, new in zip((start, *ends), near, strict=True))
+        most = LONG_STEPS if is_long else MAX_STEPS
+    else:  # there is no early stop to gain from a start that suits most rows
+        start, *ends = _near_kth(cdf, rows, torch.where(regular, rest, share), torch.where(regular, survey.free, 1.0))
+        most = FIXED_STEPS if cdf.log_density is not None else FIXED_STEPS_OF_OTHERS
+    most = most if steps is None else steps
     point, is_solved = _search(cdf, rows, survey, start, *ends, regular, most, early_stop)
+    if early_stop and steps is None and most == LONG_STEPS and bool((regular & ~is_solved).any()):
+        which = (regular & ~is_solved).squeeze(-1).nonzero().squeeze(-1)
+        some, few, k, free, live = _take((rows, survey, rest, survey.free, regular), which)
+        again = _search(cdf, some, few, *_near_kth(cdf, some, k, free), live, MAX_STEPS, early_stop)
+        point, is_solved = _put(point, which, again[0]), _put(is_solved, which, again[1])
     regular = regular & (is_solved | (steps is not None))
     limit = torch.where(rest == 0, torch.inf, torch.where(rest == survey.free, -torch.inf, torch.nan))
     limit = torch.where((rows.temperature > 0) & ~survey.free.isnan(), limit, torch.nan)
@@ -316,7 +335,8 @@ def _keep(found: Tensor, places: Tensor | None, state: State) -> None:
 def _take(tree: Any, which: Tensor) -> Any:
     """Return some of the rows of nested NamedTuples of tensors and None."""
     if isinstance(tree, tuple):
-        return type(tree)(*(_take(part, which) for part in tree))
+        parts = (_take(part, which) for part in tree)
+        return tuple(parts) if type(tree) is tuple else type(tree)(*parts)
     return None if tree is None else tree[which]
 
 
@@ -374,7 +394,21 @@ def _weigh(chosen: Tensor, costs: Tensor | None) -> Tensor:
     return torch.where(chosen, costs, 0.0).sum(-1, keepdim=True, dtype=torch.float64)
 
 
-def _start(cdf: Cdf, rows: Rows, survey: Survey, share: Tensor, tied: Tensor, early_stop: bool) -> Point:
+def _near_kth(cdf: Cdf, rows: Rows, rest: Tensor, free: Tensor) -> tuple[Point, End, End]:
+    """Return the k-th score as a start, and the bracket around it; `rest` of k is for the finite scores."""
+    near = kth.bracket(cdf, kth.sorted_edges(rows.x, rows.costs, rest), rest, free, rows.temperature)
+    low, high = Point(near.low, near.low_shift), Point(near.high, near.high_shift)
+    return Point(near.start, torch.zeros_like(near.start)), End(low, free - rest), End(high, -rest)
+
+
+def _put(tree: Any, which: Tensor, rows: Any) -> Any:
+    """Return nested NamedTuples of tensors with some of the rows replaced."""
+    if isinstance(tree, Tensor):
+        return tree.index_copy(0, which, rows)
+    return type(tree)(*(_put(part, which, new) for part, new in zip(tree, rows, strict=True)))
+
+
+def _start(cdf: Cdf, rows: Rows, survey: Survey, share: Tensor, tied: Tensor) -> Point:
     """Return a first guess: the threshold of a sample, or that of a normal distribution with the same moments."""
     x, costs, low, high = rows.x, rows.costs, survey.low, survey.high
     if x.shape[-1] >= 4 * SAMPLE:
@@ -383,7 +417,7 @@ def _start(cdf: Cdf, rows: Rows, survey: Survey, share: Tensor, tied: Tensor, ea
         part = None if costs is None else costs[..., ::step]
         total = share * _weigh(sample.isfinite(), part) + _weigh(sample == torch.inf, part)
         few = Rows(sample, total, rows.temperature, part)
-        _, guess = solve(cdf, few, early_stop=early_stop)
+        _, guess = solve(cdf, few, early_stop=True)
         is_good = guess.shift.isfinite()
         return Point(torch.where(is_good, guess.anchor, low), torch.where(is_good, guess.shift, -tied))
     center, radius = low / 2 + high / 2, (high / 2 - low / 2).clamp(min=torch.finfo(x.dtype).tiny)
@@ -411,7 +445,7 @@ def _quickly(x: Tensor, k: Tensor, temperature: Tensor) -> Tensor | None:
     if not bool((low.isfinite() & high.isfinite() & (k > 0) & (2 * k <= n) & (temperature > 0)).all()):
         return None
     share, survey = k / n, Survey(low, high, torch.full_like(k, n), torch.zeros_like(k))
-    point = _start(SIGMOID, rows, survey, share, torch.logit(share), True)
+    point = _start(SIGMOID, rows, survey, share, torch.logit(share))
     p = torch.empty_like(x)
     for _ in range(QUICK_STEPS):
         point = _nearest(point, rows, survey)

@@ -48,7 +48,7 @@ def sigmoid_topk(
 
         Tensor values are not read on the host, so a row that cannot be satisfied (k out of range, fewer allowed entries
         than k, a temperature that is not positive, NaN in `x`) is NaN, and that row only. On accelerators, so is a row
-        that 64 steps do not solve (scores that span about ten decades of T).
+        that a fixed number of steps does not solve.
 
     Examples:
         >>> x = torch.tensor([2.0, 1.0, 0.0, -1.0])
