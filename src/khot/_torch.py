@@ -132,6 +132,21 @@ def derivative(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda z: graph(z.flatten()).view(z.shape)
 
 
+_RESOLVE = "torch.distributed.distributed_c10d._resolve_process_group"
+_resolve_group: Callable[[str], Any] | None = _get(_RESOLVE, None)
+
+
+def process_group(name: str) -> Any:
+    """Return the process group of a name: ops take names, because a graph cannot hold a group."""
+    if _resolve_group is not None:
+        return _resolve_group(name)
+    world = getattr(torch.distributed.distributed_c10d, "_world", None)
+    for group, known in getattr(world, "pg_names", {}).items():
+        if known == name:
+            return group
+    raise NotImplementedError(f"One row on many ranks needs `{_RESOLVE}`, which torch {torch.__version__} lacks.")
+
+
 _sample_gamma: Callable[..., Tensor] | None = _get("torch._standard_gamma", None)
 
 
