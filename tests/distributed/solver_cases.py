@@ -62,7 +62,7 @@ def agrees(got, expected, k, dtype, layout="even"):
 
 def _family(dtype, layout):
     for name, fn in FAMILY.items():
-        for n in (200, 3000):
+        for n in (60, 1500):
             x = rows(n, dtype)
             for k, temperature in ((0.5, 1.0), (n / 20, 1e-4), (n // 2, 1.0), (n - 0.5, 10.0), (7.0, 0.01)):
                 y = fn(part(x, layout), k, temperature=temperature, group=dist.group.WORLD)
@@ -158,7 +158,8 @@ def derivatives():
                 results.append([t.detach() for t in (*first, *second)])
             for i, (whole, got) in enumerate(zip(*results, strict=True)):
                 whole = part(whole, layout) if i % 3 == 0 else whole
-                torch.testing.assert_close(got, whole, rtol=1e-8, atol=1e-10, msg=lambda m: f"{name} {layout} {i}: {m}")
+                is_close = torch.allclose(got, whole, rtol=1e-8, atol=1e-10)
+                assert is_close, f"{name} {layout} {i}: {(got - whole).abs().max()}"
 
 
 def losses_and_thresholds():

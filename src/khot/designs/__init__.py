@@ -4,7 +4,7 @@ from ._design import Design
 from ._high_entropy import Brewer, ConditionalPoisson, Pareto, Sampford
 from ._order import PlackettLuce
 from ._pivotal import Pivotal, Systematic
-from ._sample import KHotStraightThrough, RelaxedKHot
+from ._sample import KHotStraightThrough, RelaxedKHot, sample_parts
 from ._sample import MakesDesign as MakesDesign
 from ._sample import horvitz_thompson as horvitz_thompson
 from ._sample import horvitz_thompson_variance as horvitz_thompson_variance
@@ -12,4 +12,4 @@ from ._sample import sample_khot as sample_khot
 from ._sample import sample_relaxed_khot as sample_relaxed_khot
 
 __all__ = ["Brewer", "ConditionalPoisson", "Design", "Pareto", "Pivotal", "PlackettLuce", "Sampford", "Systematic"]
-__all__ += ["KHotStraightThrough", "RelaxedKHot"]
+__all__ += ["KHotStraightThrough", "RelaxedKHot", "sample_parts"]
