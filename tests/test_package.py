@@ -22,9 +22,10 @@ PUBLIC = {
         *("SigmoidTopK", "SparseAutoencoder", "SparseAutoencoderConfig", "SparseAutoencoderOutput", "SparseCode"),
         *("aux_k_loss", "aux_zipf_loss", "SparseAutoencoderMetrics"),
         *("KHotGate", "Schedule", "geometric", "linear", "Router", "MoE", "MoEOutput"),
-        *("Neighbors", "SoftNeighbors", "neighbors_loss"),
+        *("Neighbors", "SoftNeighbors", "neighbors_loss", "global_budget"),
     },
     "khot.kernels": {"cpu", "status"},
+    "khot.distributed": {"Message", "messages", "spread", "total"},
     "khot.sae": {
         *("train", "Training", "Trainer", "Run", "Point", "Recipe", "RECIPES", "HELD_OUT", "measure"),
         *("Activations", "open_activations", "check_activations"),

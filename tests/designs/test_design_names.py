@@ -9,7 +9,7 @@ import khot
 DOCUMENTED = {
     "designs": {
         *("Design", "Pivotal", "Systematic", "ConditionalPoisson", "Sampford", "Brewer", "Pareto", "PlackettLuce"),
-        *("KHotStraightThrough", "RelaxedKHot"),
+        *("KHotStraightThrough", "RelaxedKHot", "sample_parts"),
     },
     "estimators": {
         *("straight_through_sample", "simple", "relaxed", "xie_ermon", "stochastic_times_smooth"),

@@ -6,6 +6,7 @@ from . import schedules as schedules
 from . import selectors as selectors
 from ._layers import KHotGate as KHotGate
 from ._layers import SigmoidTopK as SigmoidTopK
+from .budgets import global_budget as global_budget
 from .moe import MoE as MoE
 from .moe import MoEOutput as MoEOutput
 from .moe import Router as Router
