@@ -139,7 +139,7 @@ def main() -> int:
         mp.spawn(measure, (folder, sizes, turns), nprocs=RANKS)
         _, *lines = csv.reader(Path(folder, "rows.csv").read_text().splitlines())
     rows = [Row(part, case, float(size), float(value)) for part, case, size, value in lines] + model()
-    common.write(at.results / "ranks.csv", common.to_csv(rows, digits=3))
+    common.write(at.results / "ranks.csv", common.to_csv(rows))
     common.write_table(at.tables / "ranks.md", report(rows))
     common.show(args, rows, report(rows))
     return 0

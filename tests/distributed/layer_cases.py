@@ -135,3 +135,37 @@ def budgets_over_fsdp_parameters():
     wanted = torch.autograd.grad(sum((m * p).sum() for m, p in zip(found, leaves, strict=True)), leaves)
     for p, g in zip(model.parameters(), wanted, strict=True):
         torch.testing.assert_close(p.grad.full_tensor(), g, rtol=0, atol=1e-11)
+
+
+def _gradient(p):
+    return torch.zeros_like(p) if p.grad is None else p.grad.clone()
+
+
+def experts_divided_over_processes():
+    world, rank = dist.get_world_size(), dist.get_rank()
+    x, own = tokens(2)
+    for n in (world, 3 * world):
+        torch.manual_seed(1)
+        layer = khot.nn.Router(DIM, n, 1).double()
+        experts = [torch.nn.Linear(DIM, 4).double() for _ in range(n)]
+        whole = khot.nn.MoE(layer, experts)
+        inputs = x.clone().requires_grad_()
+        expected = whole(inputs).output
+        expected.square().sum().backward()
+        wanted = [_gradient(p) for e in experts for p in e.parameters()], layer.weight.grad.clone()
+        for p in whole.parameters():
+            p.grad = None
+        mine = experts[rank * n // world : (rank + 1) * n // world]
+        divided = khot.nn.MoE(layer, mine, group=dist.group.WORLD)
+        part = x[own].clone().requires_grad_()
+        y = divided(part).output
+        torch.testing.assert_close(y, expected[own], rtol=0, atol=1e-12)
+        y.square().sum().backward()
+        torch.testing.assert_close(part.grad, inputs.grad[own], rtol=0, atol=1e-11)
+        dist.all_reduce(layer.weight.grad)
+        torch.testing.assert_close(layer.weight.grad, wanted[1], rtol=0, atol=1e-11)
+        theirs = wanted[0][2 * rank * n // world : 2 * (rank + 1) * n // world]
+        for p, g in zip((p for e in mine for p in e.parameters()), theirs, strict=True):
+            torch.testing.assert_close(_gradient(p), g, rtol=0, atol=1e-11)
+    with pytest.raises(ValueError, match="divided by the"):
+        khot.nn.MoE(layer, experts, group=dist.group.WORLD)

@@ -6,6 +6,8 @@ all processes of the group. A DTensor says by itself which of its dimensions are
 
 from .._math.across import Message, messages
 from .._math.across import Over as Over
+from ._exchange import exchange as exchange
+from ._exchange import exchange_counts as exchange_counts
 from ._layout import names_of as names_of
 from ._layout import on_parts as on_parts
 from ._relax import hard_topk as hard_topk
