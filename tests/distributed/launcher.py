@@ -36,6 +36,7 @@ def work(rank, world, folder, job):
         world_size=world,
         timeout=timedelta(seconds=job["seconds"]),
     )
+    dist.barrier()
     for name in job["cases"]:
         try:
             getattr(module, name)()

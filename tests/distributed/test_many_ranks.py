@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 
 def job(world, module, cases, *, is_fault=False):
-    seconds, limit = (4.0, 20.0) if is_fault else (40.0, 90.0)
+    seconds, limit = (6.0, 30.0) if is_fault else (40.0, 90.0)
     return {
         "world": world,
         "module": module,
