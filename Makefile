@@ -11,7 +11,7 @@ EXTRA = $(if $(filter run,$*),select,$*)
 QUIET := $(shell test -t 2 || echo --quiet)
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm coding sindy beams neighbors attention spark tokens tokens-minilm survey sparsity kill clean
+.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm coding sindy beams neighbors attention spark tokens tokens-minilm survey sparsity ranks kill clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
@@ -124,6 +124,10 @@ selection: $(call stamp,test)
 neighbors: $(call stamp,test)
 	$(BIN)/python -m benchmarks.neighbors
 	$(BIN)/python -m benchmarks.neighbors_memory
+
+# One row on two ranks; two minutes; the tables that docs/distributed.md shows.
+ranks: $(call stamp,test)
+	$(BIN)/python -m benchmarks.ranks
 
 # Which sparse autoencoder? Half an hour; the files that docs/sae.md shows, but for those of benchmarks/sae_minilm.py,
 # which needs a text and a language model (make sae-minilm).

@@ -27,8 +27,10 @@ PUBLIC = {
         *("Neighbors", "SoftNeighbors", "neighbors_loss", "SigmoidTopKAttention"),
         *("SparkAttention", "SparkCache", "SparkFFN", "PrunedTokens", "TokenBudget", "TokenPruner"),
         *("Choice", "perturbation_scores"),
+        "global_budget",
     },
     "khot.kernels": {"cpu", "status"},
+    "khot.distributed": {"Message", "messages", "spread", "total"},
     "khot.sae": {
         *("train", "Training", "Trainer", "Run", "Point", "Recipe", "RECIPES", "HELD_OUT", "measure"),
         *("Activations", "open_activations", "check_activations"),

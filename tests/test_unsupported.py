@@ -45,8 +45,9 @@ def test_dtensors(tmp_path):
     init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
     try:
         x = distribute_tensor(torch.randn(3, 4), init_device_mesh("cpu", (1,)))
-        with pytest.raises(TypeError, match=r"must not be a DTensor; use `x.full_tensor\(\)`"):
-            khot.sigmoid_topk(x, 2)
+        with pytest.raises(TypeError, match=r"must not be a DTensor here; use `x.full_tensor\(\)`"):
+            khot.ordered_topk(x, 2)
+        assert khot.sigmoid_topk(x, 2).full_tensor().shape == (3, 4)
     finally:
         destroy_process_group()
 

@@ -14,15 +14,18 @@ FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
 # ── the arguments of a relaxation ────────────────────────────────────────────────────────────────────────────────────
-def call(x: Any, k: Any, dim: int, heat: Any, allowed: Any = None, price: Any = None) -> None:
-    """Raise unless the arguments of a relaxation are legal: scores, k, `dim`, temperature, mask and costs."""
+def call(x: Any, k: Any, dim: int, heat: Any, allowed: Any = None, price: Any = None, *, is_part: bool = False) -> None:
+    """Raise unless the arguments of a relaxation are legal: scores, k, `dim`, temperature, mask and costs.
+
+    If `x` is a part of each row, k may be more than its length.
+    """
     scores(x, dim)
     if price is not None:
         floating("costs", price, "a floating torch.Tensor or None")
         _like_x("costs", price, x)
         count(k, x, dim, is_budget=True)
     elif type(k) is not int or not 0 <= k <= x.shape[dim]:  # the common case is quick
-        count(k, x, dim)
+        count(k, x, dim, is_part=is_part)
     if type(heat) is not float or not heat > 0:
         temperature(heat, x, dim)
     if allowed is not None:
@@ -49,6 +52,24 @@ def scores(x: Any, dim: int = -1, name: str = "x") -> None:
         raise IndexError(f"`dim` must satisfy {-ndim} ≤ dim < {ndim} (`{name}` has {ndim} dimensions); got {dim}.")
 
 
+def is_dtensor(x: Any) -> bool:
+    """Return whether `x` is a DTensor, without importing it."""
+    return type(x) is not Tensor and type(x).__name__ == "DTensor" and isinstance(x, Tensor)
+
+
+def plain_order(x: Any, dim: int) -> None:
+    """Raise if the parts of a DTensor along `dim` are not in the order of the processes."""
+    for place in x.placements:
+        if place.is_shard(dim % x.ndim) and type(place).__name__ != "Shard":
+            raise NotImplementedError(f"The parts of `x` must be in the order of the processes; got {place}.")
+
+
+def no_group(group: Any) -> None:
+    """Raise if a group is given beside a DTensor."""
+    if group is not None:
+        raise TypeError("`group` must be None for a DTensor, which has its own; got one.")
+
+
 def _supported(x: Any, name: str) -> None:
     """Raise unless `x` is a tensor, of a class that khot can compute with."""
     kind = type(x)
@@ -58,13 +79,18 @@ def _supported(x: Any, name: str) -> None:
     instance(name, x, Tensor)
     if kind.__name__ == "DTensor":
         fix = f"use `{name}.full_tensor()`, or `{name}.to_local()` for whole rows"
-        raise TypeError(f"`{name}` must not be a DTensor; {fix}.")
+        raise TypeError(f"`{name}` must not be a DTensor here; {fix}.")
     if kind.__name__ == "MaskedTensor":
         raise TypeError(f"`{name}` must not be a MaskedTensor; give its data as `{name}` and its mask as `mask`.")
 
 
-def count(k: Any, x: Tensor, dim: int, *, integral: bool = False, is_budget: bool = False) -> None:
-    """Raise unless `k` is a number in [0, n] (if it is a budget, ≥ 0) or a real tensor that broadcasts to the rows."""
+def count(
+    k: Any, x: Tensor, dim: int, *, integral: bool = False, is_budget: bool = False, is_part: bool = False
+) -> None:
+    """Raise unless `k` is a number in [0, n] or a real tensor that broadcasts to the rows.
+
+    If it is a budget, or if `x` is a part of each row, a number must be ≥ 0.
+    """
     if isinstance(k, Tensor):
         if k.dtype == torch.bool or k.is_complex():
             raise TypeError(f"`k` must be an integer or floating tensor; got {k.dtype}.")
@@ -74,7 +100,9 @@ def count(k: Any, x: Tensor, dim: int, *, integral: bool = False, is_budget: boo
     n = x.shape[dim]
     if is_budget and not k >= 0:
         raise ValueError(f"`k`, the budget, must be ≥ 0; got {k}.")
-    if not is_budget and not 0 <= k <= n:
+    if is_part and not k >= 0:
+        raise ValueError(f"`k` must be ≥ 0; got {k}.")
+    if not is_budget and not is_part and not 0 <= k <= n:
         raise ValueError(f"`k` must satisfy 0 ≤ k ≤ {n} (size of dim {dim}); got {k}.")
     if integral and int(k) != k:
         raise ValueError(f"`k` must be an integer, because a hard selection has no fractions; got {k}.")

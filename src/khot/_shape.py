@@ -1,7 +1,7 @@
 """From the layout of a call to rows on the last dim, and back: the only `movedim`."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch import Tensor
 PerRow = float | Tensor  # a number, or a tensor that broadcasts to the batch shape: the shape of `x` without `dim`
 Mask = Tensor | None  # booleans that broadcast to the shape of `x`; True = may be chosen
 Costs = Tensor | None  # positive numbers that broadcast to the shape of `x`
+Group = Any  # None, or the torch.distributed.ProcessGroup whose processes hold the parts of a row; or a list of them
 _NORMAL = {dtype: (torch.finfo(dtype).tiny, torch.finfo(dtype).max) for dtype in (torch.float32, torch.float64)}
 _COMPUTE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
@@ -49,6 +50,13 @@ def per_row(value: PerRow, x: Tensor) -> Tensor:
     elif value.dtype != torch.float64:
         value = value.to(torch.float64)
     return value if value.shape == x.shape[:-1] else value.expand(x.shape[:-1])
+
+
+def with_one_more(z: Tensor, rows: Rows, fill: float) -> tuple[Tensor, Rows]:
+    """Return z (…, n) and its rows with one more entry, which is `fill` in both."""
+    z, x = (torch.cat((t, t.new_full((*t.shape[:-1], 1), fill)), -1) for t in (z, rows.x))
+    mask = None if rows.mask is None else torch.cat((rows.mask, torch.ones_like(x[..., :1], dtype=torch.bool)), -1)
+    return z, rows._replace(x=x, mask=mask)
 
 
 def from_rows(y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:

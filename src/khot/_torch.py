@@ -4,6 +4,7 @@ A name that a version of torch lacks costs speed or a transform, never a wrong n
 mode is on and asks the dispatcher, or refuses what it cannot do. `NAMES` collects them; a test deletes each in turn.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter
@@ -136,6 +137,34 @@ def derivative(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         return untransformed
     graph = make_fx(slope, tracing_mode="symbolic")(torch.zeros(7, dtype=torch.float64, device="cpu"))
     return lambda z: graph(z.flatten()).view(z.shape)
+
+
+_RESOLVE = "torch.distributed.distributed_c10d._resolve_process_group"
+_resolve_group: Callable[[str], Any] | None = _get(_RESOLVE, None)
+
+
+def process_group(name: str) -> Any:
+    """Return the process group of a name: ops take names, because a graph cannot hold a group."""
+    if _resolve_group is not None:
+        return _resolve_group(name)
+    world = getattr(torch.distributed.distributed_c10d, "_world", None)
+    for group, known in getattr(world, "pg_names", {}).items():
+        if known == name:
+            return group
+    raise NotImplementedError(f"One row on many ranks needs `{_RESOLVE}`, which torch {torch.__version__} lacks.")
+
+
+_warned: set[str] = set()
+
+
+def warn_of_ranks(what: str, fix: str) -> None:
+    """Warn, once for each `what`, that a result depends on the tokens of the other processes, if there are any."""
+    is_many = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if not is_many or torch.compiler.is_compiling() or what in _warned or torch.distributed.get_world_size() == 1:
+        return
+    _warned.add(what)
+    wrong = f"{what} looks at this process's tokens alone, so its gradient is not that of the whole batch. {fix}"
+    warnings.warn(wrong, stacklevel=3)
 
 
 _sample_gamma: Callable[..., Tensor] | None = _get("torch._standard_gamma", None)

@@ -239,3 +239,11 @@ def _fails(done, says):
     assert says in done.stderr, done.stderr
     assert done.stderr.startswith("khot sae: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_torchrun_would_train_the_same_model_on_each_rank(acts, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    done = sae(acts, "--k", 3, "--latents", 64, "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    assert "start it without torchrun" in " ".join(done.output.split())
+    assert not (tmp_path / "out").exists()

@@ -13,7 +13,7 @@ PUBLIC = {
         *("SparseCode", "aux_k_loss", "aux_zipf_loss", "Neighbors", "SoftNeighbors", "neighbors_loss"),
         "SigmoidTopKAttention",
         *("SparkAttention", "SparkCache", "SparkFFN", "PrunedTokens", "TokenBudget", "TokenPruner"),
-        *("Choice", "perturbation_scores"),
+        *("Choice", "perturbation_scores", "global_budget"),
     },
     "nn.sparsity": {
         *("Flops", "Group", "Known", "Latency", "Masked", "Problem", "Report", "Row", "Score", "Sparsifier"),

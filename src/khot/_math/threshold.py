@@ -15,17 +15,20 @@ correctly rounded operation, and no cancellation can follow, because a score on 
 least twice as far away as τ is.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from . import cdfs
+from . import cdfs, kth
 from .cdfs import SIGMOID, Cdf, row_sum
 
 SAMPLE = 8192  # a row four times as long is first solved on about this many of its scores
 MAX_STEPS = 1000  # with early stopping; the robustness grid needs about 30
-FIXED_STEPS = 64  # without early stopping: twice what the grid needs. A row that needs more becomes NaN
+FIXED_STEPS = 12  # without early stopping, for the tails of σ_k, Laplace and the normal: twice what the grid needs
+FIXED_STEPS_OF_OTHERS = 40  # for heavy tails and kinks. A row that needs more becomes NaN
+WIDE = 1000.0  # if a row spans more than this many T, its search begins at its k-th score
+LONG_STEPS = 8  # from the threshold of a sample; a row that needs more begins again at its k-th score
 QUICK_STEPS = 4  # of `_quickly`
 FEW = 64  # with fewer rows than this, rows that are done are not dropped
 NEAR = 1e-3  # a ρ that rounding may leave where F is steep
@@ -77,11 +80,16 @@ def margin(
     costs = None if costs is None else costs.contiguous().view(-1, n).to(x.dtype)
     rows = Rows(scores, k.reshape(-1, 1), temperature.reshape(-1, 1), costs)
     scores, point = solve(cdf, rows, early_stop=early_stop, steps=steps)
-    z = _margin_at(scores, point, rows.temperature, torch.empty_like(scores))
+    return margins_at(scores, point, rows.temperature).view(x.shape)
+
+
+def margins_at(scores: Tensor, point: "Point", temperature: Tensor) -> Tensor:
+    """Return z (rows, n) at the threshold, which may be infinite."""
+    z = _margin_at(scores, point, temperature, torch.empty_like(scores))
     shift = point.shift.to(z.dtype)
     z = torch.where(shift.isinf(), -shift, z)  # (x − anchor)/T may have overflowed to the other side
     # Infinite scores go where they belong even if the threshold is infinite too.
-    return torch.where(scores.isinf() & ~shift.isnan(), scores, z).view(x.shape)
+    return torch.where(scores.isinf() & ~shift.isnan(), scores, z)
 
 
 def value(cdf: Cdf, z: Tensor, k: Tensor, costs: Tensor | None) -> Tensor:
@@ -90,7 +98,12 @@ def value(cdf: Cdf, z: Tensor, k: Tensor, costs: Tensor | None) -> Tensor:
     In float32, where F is steep on a logarithmic scale, one rounding of z changes y by many roundings.
     """
     tails = cdfs.tails_at(cdf, z)
-    excess, lower, upper, lower_slope, upper_slope = cdfs.tail_sums(tails, k.unsqueeze(-1), costs)
+    return corrected(tails, cdfs.tail_sums(tails, k.unsqueeze(-1), costs))
+
+
+def corrected(tails: cdfs.Tails, sums: tuple[Tensor, ...]) -> Tensor:
+    """Return y (…, n) from both sides of F and their sums over the whole row."""
+    z, (excess, lower, upper, lower_slope, upper_slope) = tails.tail, sums
     missing, total = upper - lower - excess, lower_slope + upper_slope
     step = torch.where(total > 0, missing / total, 0.0).to(z.dtype)
     return (tails.above - tails.tail).abs().add_(tails.density.mul(step)).clamp(0, 1)
@@ -129,6 +142,16 @@ class Survey(NamedTuple):
     forced: Tensor  # the number (or costs) of scores +inf
 
 
+class Across(Protocol):
+    """How sums go over a row of which each process holds a part."""
+
+    def tail_sums(self, at: cdfs.Tails, k: Tensor, costs: Tensor | None) -> tuple[Tensor, ...]:
+        """Return what `cdfs.tail_sums` does, for the whole row."""
+
+    def logsumexp(self, *sides: Tensor) -> list[Tensor]:
+        """Return log Σ e^t of the whole row for each tensor (rows, n); (rows, 1)."""
+
+
 class Residual(NamedTuple):
     """What an evaluation at a point says; all (rows, 1), float64 or bool."""
 
@@ -151,11 +174,14 @@ def _tolerance(cdf: Cdf, dtype: torch.dtype) -> float:
     return float(0.5 * eps**0.5 if cdf.smooth else 4 * eps)
 
 
-def _evaluate(cdf: Cdf, rows: Rows, point: Point, out: Tensor, early_stop: bool) -> Residual:
-    """Compare the two sums at a point; `out` is overwritten."""
+def _evaluate(
+    cdf: Cdf, rows: Rows, point: Point, out: Tensor, early_stop: bool, across: "Across | None" = None
+) -> Residual:
+    """Compare the two sums at a point; `out` is overwritten. The sums go over the parts of rows that are `across`."""
     info, k = torch.finfo(rows.x.dtype), rows.k
     z = _margin_at(rows.x, point, rows.temperature, out)
-    excess, lower, upper, lower_slope, upper_slope = cdfs.tail_sums(cdfs.tails_at(cdf, z), k, rows.costs)
+    tail_sums = cdfs.tail_sums if across is None else across.tail_sums
+    excess, lower, upper, lower_slope, upper_slope = tail_sums(cdfs.tails_at(cdf, z), k, rows.costs)
     over, under = excess.clamp(min=0), (-excess).clamp(min=0)
     left, right = lower + over, upper + under
     log_left, log_right = left.log(), right.log()
@@ -166,8 +192,11 @@ def _evaluate(cdf: Cdf, rows: Rows, point: Point, out: Tensor, early_stop: bool)
         if not early_stop or bool((deep_left | deep_right).any()):
             above = z > cdf.center
             log_tail = cdf.log_tail(-z.abs()).to(over.dtype)
-            log_lower = log_tail.masked_fill(above, -torch.inf).logsumexp(-1, keepdim=True)
-            log_upper = log_tail.masked_fill(~above, -torch.inf).logsumexp(-1, keepdim=True)
+            sides = log_tail.masked_fill(above, -torch.inf), log_tail.masked_fill(~above, -torch.inf)
+            if across is None:
+                log_lower, log_upper = (side.logsumexp(-1, keepdim=True) for side in sides)
+            else:
+                log_lower, log_upper = across.logsumexp(*sides)
             log_left = torch.where(deep_left, torch.logaddexp(log_lower, over.log()), log_left)
             log_right = torch.where(deep_right, torch.logaddexp(log_upper, under.log()), log_right)
             slope_left, slope_right = torch.where(deep_left, 1.0, slope_left), torch.where(deep_right, 1.0, slope_right)
@@ -193,20 +222,45 @@ def solve(cdf: Cdf, rows: Rows, *, early_stop: bool, steps: int | None = None) -
     if rows.costs is not None:
         rows = rows._replace(x=torch.where(rows.costs > 0, rows.x, torch.nan))
     rows, survey = _survey(rows, early_stop)
+    survey, rest, regular, share, tied, bracket = pose(cdf, rows, survey)
+    if early_stop:
+        start, is_long = _start(cdf, rows, survey, share, tied), rows.x.shape[-1] >= 4 * SAMPLE
+        is_wide = regular & (survey.high - survey.low > WIDE * rows.temperature)
+        if not is_long and bool(is_wide.any()):
+            which = is_wide.squeeze(-1).nonzero().squeeze(-1)
+            start, bracket = _put((start, bracket), which, _near_kth(cdf, *_take((rows, rest, survey.free), which)))
+        most = LONG_STEPS if is_long else MAX_STEPS
+    else:  # there is no early stop to gain from a start that suits most rows
+        start, bracket = _near_kth(cdf, rows, torch.where(regular, rest, share), torch.where(regular, survey.free, 1.0))
+        most = FIXED_STEPS if cdf.log_density is not None else FIXED_STEPS_OF_OTHERS
+    most = most if steps is None else steps
+    point, is_solved = _search(cdf, rows, survey, start, bracket, regular, most, early_stop)
+    if early_stop and steps is None and most == LONG_STEPS and bool((regular & ~is_solved).any()):
+        which = (regular & ~is_solved).squeeze(-1).nonzero().squeeze(-1)
+        some, few, k, free, live = _take((rows, survey, rest, survey.free, regular), which)
+        again = _search(cdf, some, few, *_near_kth(cdf, some, k, free), live, MAX_STEPS, early_stop)
+        point, is_solved = _put(point, which, again[0]), _put(is_solved, which, again[1])
+    return rows.x, concluded(rows, survey, point, regular & (is_solved | (steps is not None)))
+
+
+def pose(cdf: Cdf, rows: Rows, survey: Survey) -> "tuple[Survey, Tensor, Tensor, Tensor, Tensor, Bracket]":
+    """Return the survey, k less the forced, which rows have a finite root, k/n, its quantile, and the first bracket."""
     rest = rows.k - survey.forced  # what the finite scores share
     regular = (rest > 0) & (rest < survey.free) & (rows.temperature > 0)
     low, high = torch.where(regular, survey.low, 0.0), torch.where(regular, survey.high, 0.0)
     survey = survey._replace(low=low, high=high)
     share = torch.where(regular, rest / survey.free, 0.5)
     tied = cdfs.quantile(cdf, share)  # z if all scores were equal
-    ends = End(Point(low, -tied), survey.free - rest), End(Point(high, -tied), -rest)
-    start = _start(cdf, rows, survey, share, tied, early_stop)
-    most = steps if steps is not None else MAX_STEPS if early_stop else FIXED_STEPS
-    point, is_solved = _search(cdf, rows, survey, start, *ends, regular, most, early_stop)
-    regular = regular & (is_solved | (steps is not None))
+    bracket = Bracket(End(Point(low, -tied), survey.free - rest), End(Point(high, -tied), -rest))
+    return survey, rest, regular, share, tied, bracket
+
+
+def concluded(rows: Rows, survey: Survey, point: "Point", is_found: Tensor) -> "Point":
+    """Return the threshold of each row: the point if it was found, else ±inf, or NaN if there is none."""
+    rest = rows.k - survey.forced
     limit = torch.where(rest == 0, torch.inf, torch.where(rest == survey.free, -torch.inf, torch.nan))
     limit = torch.where((rows.temperature > 0) & ~survey.free.isnan(), limit, torch.nan)
-    return rows.x, Point(point.anchor, torch.where(regular, point.shift, limit))
+    return Point(point.anchor, torch.where(is_found, point.shift, limit))
 
 
 class End(NamedTuple):
@@ -214,6 +268,13 @@ class End(NamedTuple):
 
     point: Point
     excess: Tensor  # Σ c·F − k there, or a bound of it
+
+
+class Bracket(NamedTuple):
+    """What holds the root."""
+
+    low: End
+    high: End
 
 
 class State(NamedTuple):
@@ -230,7 +291,7 @@ class State(NamedTuple):
 
 
 def _search(
-    cdf: Cdf, rows: Rows, survey: Survey, start: Point, low: End, high: End, live: Tensor, steps: int, early_stop: bool
+    cdf: Cdf, rows: Rows, survey: Survey, start: Point, bracket: Bracket, live: Tensor, steps: int, early_stop: bool
 ) -> tuple[Point, Tensor]:
     """Run Newton's method on ρ inside a bracket that only shrinks.
 
@@ -246,12 +307,8 @@ def _search(
     eps, tolerance = torch.finfo(rows.x.dtype).eps, _tolerance(cdf, rows.x.dtype)
     finest = 1.0 if cdf.smooth else torch.finfo(rows.x.dtype).tiny  # points closer than eps times this are the same
     buffer = torch.empty_like(rows.x)
-    to_low, to_high = (_distance(start, end.point, rows.temperature) for end in (low, high))
-    inside = Point(start.anchor, start.shift + torch.zeros_like(to_low).clamp(to_low, to_high))
-    point = _nearest(inside, rows, survey)
-    never, always = torch.full_like(start.shift, torch.inf), torch.ones_like(live)
-    residual = _evaluate(cdf, rows, point, buffer, early_stop)
-    state = State(point, residual, low, high, never, torch.full_like(never, torch.nan), always, always)
+    point = _inside(start, bracket, rows, survey)
+    state = _begun(point, _evaluate(cdf, rows, point, buffer, early_stop), bracket)
     found = torch.empty(3, *live.shape, dtype=start.shift.dtype, device=live.device)  # anchor, shift, is solved
     places = None  # of the rows that are left, once some have been dropped
     for turn in range(steps + 1):
@@ -273,6 +330,17 @@ def _search(
         state = state._replace(residual=_evaluate(cdf, rows, state.point, buffer, early_stop))
     _keep(found, places, state)
     return Point(found[0], found[1]), found[2] > 0
+
+
+def _inside(start: Point, bracket: Bracket, rows: Rows, survey: Survey) -> Point:
+    """Return the start, or the end of the bracket that is nearest to it."""
+    to_low, to_high = (_distance(start, end.point, rows.temperature) for end in bracket)
+    return _nearest(Point(start.anchor, start.shift + torch.zeros_like(to_low).clamp(to_low, to_high)), rows, survey)
+
+
+def _begun(point: Point, residual: Residual, bracket: Bracket) -> State:
+    never, always = torch.full_like(point.shift, torch.inf), torch.ones_like(residual.is_solved)
+    return State(point, residual, *bracket, never, torch.full_like(never, torch.nan), always, always)
 
 
 def _look(state: State, rows: Rows, eps: float, tolerance: float, finest: float) -> tuple[State, Tensor]:
@@ -306,17 +374,23 @@ def _step(state: State, rows: Rows, survey: Survey, done: Tensor, eps: float) ->
 
 def _keep(found: Tensor, places: Tensor | None, state: State) -> None:
     """Write the points of the rows to `found`, with the last Newton step taken."""
-    point, residual = state.point, state.residual
-    shift = point.shift + residual.step.nan_to_num(0.0, 0.0, 0.0)
-    is_solved = residual.is_solved | (~state.is_open & residual.is_near)
-    result = torch.stack((point.anchor, shift, is_solved.to(shift.dtype)))
+    point, is_solved = _last(state)
+    result = torch.stack((*point, is_solved.to(point.shift.dtype)))
     found[:, slice(None) if places is None else places] = result
+
+
+def _last(state: State) -> tuple[Point, Tensor]:
+    """Return the points with the last Newton step taken, and whether they are the thresholds."""
+    residual = state.residual
+    shift = state.point.shift + residual.step.nan_to_num(0.0, 0.0, 0.0)
+    return Point(state.point.anchor, shift), residual.is_solved | (~state.is_open & residual.is_near)
 
 
 def _take(tree: Any, which: Tensor) -> Any:
     """Return some of the rows of nested NamedTuples of tensors and None."""
     if isinstance(tree, tuple):
-        return type(tree)(*(_take(part, which) for part in tree))
+        parts = (_take(part, which) for part in tree)
+        return tuple(parts) if type(tree) is tuple else type(tree)(*parts)
     return None if tree is None else tree[which]
 
 
@@ -374,7 +448,25 @@ def _weigh(chosen: Tensor, costs: Tensor | None) -> Tensor:
     return torch.where(chosen, costs, 0.0).sum(-1, keepdim=True, dtype=torch.float64)
 
 
-def _start(cdf: Cdf, rows: Rows, survey: Survey, share: Tensor, tied: Tensor, early_stop: bool) -> Point:
+def _near_kth(
+    cdf: Cdf, rows: Rows, rest: Tensor, free: Tensor, edges: kth.Edges | None = None
+) -> tuple[Point, Bracket]:
+    """Return the k-th score as a start, and the bracket around it; `rest` of k is for the finite scores."""
+    edges = kth.sorted_edges(rows.x, rows.costs, rest) if edges is None else edges
+    near = kth.bracket(cdf, edges, rest, free, rows.temperature)
+    low, high = Point(near.low, near.low_shift), Point(near.high, near.high_shift)
+    return Point(near.start, torch.zeros_like(near.start)), Bracket(End(low, free - rest), End(high, -rest))
+
+
+def _put(tree: Any, which: Tensor, rows: Any) -> Any:
+    """Return nested NamedTuples of tensors with some of the rows replaced."""
+    if isinstance(tree, Tensor):
+        return tree.index_copy(0, which, rows)
+    parts = (_put(part, which, new) for part, new in zip(tree, rows, strict=True))
+    return tuple(parts) if type(tree) is tuple else type(tree)(*parts)
+
+
+def _start(cdf: Cdf, rows: Rows, survey: Survey, share: Tensor, tied: Tensor) -> Point:
     """Return a first guess: the threshold of a sample, or that of a normal distribution with the same moments."""
     x, costs, low, high = rows.x, rows.costs, survey.low, survey.high
     if x.shape[-1] >= 4 * SAMPLE:
@@ -383,7 +475,7 @@ def _start(cdf: Cdf, rows: Rows, survey: Survey, share: Tensor, tied: Tensor, ea
         part = None if costs is None else costs[..., ::step]
         total = share * _weigh(sample.isfinite(), part) + _weigh(sample == torch.inf, part)
         few = Rows(sample, total, rows.temperature, part)
-        _, guess = solve(cdf, few, early_stop=early_stop)
+        _, guess = solve(cdf, few, early_stop=True)
         is_good = guess.shift.isfinite()
         return Point(torch.where(is_good, guess.anchor, low), torch.where(is_good, guess.shift, -tied))
     center, radius = low / 2 + high / 2, (high / 2 - low / 2).clamp(min=torch.finfo(x.dtype).tiny)
@@ -411,7 +503,7 @@ def _quickly(x: Tensor, k: Tensor, temperature: Tensor) -> Tensor | None:
     if not bool((low.isfinite() & high.isfinite() & (k > 0) & (2 * k <= n) & (temperature > 0)).all()):
         return None
     share, survey = k / n, Survey(low, high, torch.full_like(k, n), torch.zeros_like(k))
-    point = _start(SIGMOID, rows, survey, share, torch.logit(share), True)
+    point = _start(SIGMOID, rows, survey, share, torch.logit(share))
     p = torch.empty_like(x)
     for _ in range(QUICK_STEPS):
         point = _nearest(point, rows, survey)

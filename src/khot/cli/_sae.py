@@ -1,5 +1,6 @@
 """`khot sae`: a sparse autoencoder of a file of activations."""
 
+import os
 from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,6 +50,9 @@ def sae(
     khot sae acts.safetensors --kind batch --out sae --steps 20000 --resume
     """
     try:
+        if (ranks := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+            wrong = f"it runs on one process; torchrun started {ranks}, which would write the same files"
+            raise ValueError(f"{wrong}: start it without torchrun")
         for package in ("safetensors", "matplotlib"):
             require(package, extra="sae")
         data = open_activations(activations, array)

@@ -8,7 +8,7 @@ from ._pivotal import Pivotal, Systematic
 from ._rows import SampledRows
 from ._rows import inclusion_probs as inclusion_probs
 from ._rows import sample_rows as sample_rows
-from ._sample import KHotStraightThrough, RelaxedKHot
+from ._sample import KHotStraightThrough, RelaxedKHot, sample_parts
 from ._sample import MakesDesign as MakesDesign
 from ._sample import horvitz_thompson as horvitz_thompson
 from ._sample import horvitz_thompson_variance as horvitz_thompson_variance
@@ -16,5 +16,5 @@ from ._sample import sample_khot as sample_khot
 from ._sample import sample_relaxed_khot as sample_relaxed_khot
 
 __all__ = ["Brewer", "ConditionalPoisson", "Design", "Pareto", "Pivotal", "PlackettLuce", "Sampford", "Systematic"]
-__all__ += ["KHotStraightThrough", "RelaxedKHot", "SampledRows"]
 __all__ += ["Cube", "LocalPivotal", "spatial_order"]
+__all__ += ["KHotStraightThrough", "RelaxedKHot", "SampledRows", "sample_parts"]

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -10,11 +11,12 @@ from torch.nn.functional import logsigmoid
 
 from .. import _check, _shape, ops
 from .._math import noise, select
+from .._shape import Group
 from ..constraints import capped_simplex
 from ..relaxations import hard_topk, sigmoid_topk, straight_through, threshold
-from ._design import Design, outer
+from ._design import SUM_TOLERANCE, Design, outer
 from ._parameters import Parameters, can_read, extremes
-from ._pivotal import Pivotal
+from ._pivotal import Pivotal, Systematic
 
 
 class MakesDesign(Protocol):
@@ -33,6 +35,7 @@ def sample_khot(
     design: MakesDesign = Pivotal,
     sample_shape: Sequence[int] = (),
     generator: torch.Generator | None = None,
+    group: Group = None,
 ) -> Tensor:
     """Draw a k-hot sample whose inclusion probabilities are `π = sigmoid_topk(x, k)`, and whose gradient is that of π.
 
@@ -48,6 +51,8 @@ def sample_khot(
         design: the law; a class of `khot.designs`, or a `functools.partial` of one.
         sample_shape: of independent samples, whose dims come first.
         generator: where the randomness comes from; torch's own if None.
+        group: as for `sigmoid_topk`; the `design` is then `Systematic` or `partial(Pivotal, order="given")`, and the
+            first process of the group gives the seed.
 
     Returns:
         A tensor like `x`, or (*sample_shape, *x.shape), of zeros and ones, k of them, with `E = π` exactly (if the
@@ -61,8 +66,15 @@ def sample_khot(
         >>> y.detach(), *torch.autograd.grad(y[0], x)
         (tensor([1., 1., 0., 0.]), tensor([ 0.1202, -0.0456, -0.0456, -0.0290]))
     """
+    if _check.is_dtensor(x):
+        _check.no_group(group)
+        return _sample_dtensor(x, k, dim, temperature, mask, design, generator)
     _check.scores(x, dim)
-    soft = sigmoid_topk(x.to(torch.float64), k, dim=dim, temperature=temperature, mask=mask)
+    soft = sigmoid_topk(x.to(torch.float64), k, dim=dim, temperature=temperature, mask=mask, group=group)
+    if group is not None:
+        rows = _shape.last(soft.detach(), dim)
+        drawn = sample_parts(design, rows, k, generator=generator, group=group)
+        return straight_through(_shape.from_rows(drawn, dim, torch.float64), soft).to(x.dtype)
     _check_feasible(soft, dim)
     rows = _shape.last(soft.detach(), dim)
     if not can_read():  # a bad row is drawn as zeros, and NaN again in the end
@@ -70,6 +82,82 @@ def sample_khot(
     drawn = design(rows, k, validate_args=False).sample(sample_shape, generator=generator)
     hard = _shape.from_rows(drawn, dim if dim < 0 else dim - x.ndim, torch.float64)
     return straight_through(hard, soft.expand(hard.shape)).to(x.dtype)
+
+
+def sample_parts(
+    design: MakesDesign,
+    probs: Tensor,
+    k: float | Tensor | None = None,
+    *,
+    sample_shape: Sequence[int] = (),
+    antithetic: bool = False,
+    generator: torch.Generator | None = None,
+    group: Group,
+) -> Tensor:
+    """Draw from inclusion probabilities of which each process of a group holds a part.
+
+    Args:
+        design: `Systematic`, or `functools.partial(Pivotal, order="given")`.
+        probs: this process's part of each row, (…, m) with any m ≥ 0; whole rows sum to k.
+        k: how many in the whole row, the same on all processes; by default the nearest integer to the sum.
+        sample_shape, antithetic: as for `Design.sample`.
+        generator: where the seed comes from; that of the group's first process counts.
+        group: the process group, or a list of groups, outermost first.
+
+    Returns:
+        This process's part of the samples, (*sample_shape, *batch, m): the same bits as `design(probs, k).sample(…)`
+        has on one process, at any number and length of parts.
+    """
+    from .. import distributed  # it imports torch.distributed
+
+    kind, options = (design.func, design.keywords) if isinstance(design, partial) else (design, {})
+    if kind is not Systematic and not (kind is Pivotal and options.get("order") == "given"):
+        name = getattr(kind, "__name__", str(kind))
+        why = " in a random order, which would move all items between processes" if kind is Pivotal else ""
+        fix = '`Systematic` or `functools.partial(Pivotal, order="given")`'
+        raise NotImplementedError(f"A row in parts cannot be drawn from by `{name}`{why}; use {fix}.")
+    _check.floating("probs", probs)
+    over = distributed.Over(distributed.names_of(group))
+    p = probs.detach().to(_shape.compute_dtype(probs.dtype)).reshape(probs.shape[:-1].numel(), probs.shape[-1])
+    sums = over.sum(p.sum(-1, dtype=torch.float64))
+    sizes = sums.round() if k is None else torch.as_tensor(k, dtype=torch.float64).expand(probs.shape[:-1]).reshape(-1)
+    if not bool(((sums - sizes).abs() <= SUM_TOLERANCE).all()):  # NaN is not
+        raise ValueError(f"`probs` of whole rows must sum to k, within {SUM_TOLERANCE}; got sums {sums.tolist()[:4]}.")
+    seed = over.gather(noise.seed(generator, probs.device))[0]
+    draws, parts = torch.Size(sample_shape).numel(), distributed.layout(p.shape[-1], over, p.device)
+    if antithetic and draws % 2:
+        raise ValueError(f"With `antithetic`, the number of samples must be even; got {draws}.")
+    if kind is Systematic:
+        drawn = distributed.draw_systematic(p, sizes, seed, draws, antithetic, parts, over)
+    else:
+        drawn = distributed.draw_pivotal(p, sizes == sizes.round(), seed, draws, antithetic, parts, over)
+    return drawn.to(probs.dtype).view(*sample_shape, *probs.shape)
+
+
+def _sample_dtensor(
+    x: Any,
+    k: float | Tensor,
+    dim: int,
+    temperature: float | Tensor,
+    mask: Tensor | None,
+    design: MakesDesign,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """Return `sample_khot` of a DTensor whose rows are split, or which all processes hold alike."""
+    from .. import distributed
+
+    _check.plain_order(x, dim)
+    if any(p.is_shard() and not p.is_shard(dim % x.ndim) for p in x.placements):
+        raise NotImplementedError(
+            "`sample_khot` takes a DTensor that is split along `dim` only, because other processes would draw the same "
+            f"samples; got {x.placements}. Use `x.to_local()`, with another seed on each process."
+        )
+
+    def part(x: Tensor, k: Any, heat: Any, mask: Any, group: Group) -> Tensor:
+        return sample_khot(x, k, dim=dim, temperature=heat, mask=mask, design=design, generator=generator, group=group)
+
+    y: Tensor = distributed.on_parts(part, x, dim, per_row=(k, temperature), per_entry=(mask,))
+    return y
 
 
 def sample_relaxed_khot(

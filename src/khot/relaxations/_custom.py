@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._math import cdfs
-from .._shape import Costs, Mask, PerRow
+from .._shape import Costs, Group, Mask, PerRow
 from .._torch import derivative
 from ._family import relax
 
@@ -92,10 +92,18 @@ class CustomRelaxation:
         self.__name__ = cdf.name
 
     def __call__(
-        self, x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None, costs: Costs = None
+        self,
+        x: Tensor,
+        k: PerRow,
+        *,
+        dim: int = -1,
+        temperature: PerRow = 1.0,
+        mask: Mask = None,
+        costs: Costs = None,
+        group: Group = None,
     ) -> Tensor:
         """Return a soft k-hot tensor like `x`; arguments as for `khot.sigmoid_topk`."""
-        return relax(self._cdf, x, k, dim, temperature, mask, costs)
+        return relax(self._cdf, x, k, dim, temperature, mask, costs, group)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._remake, ()

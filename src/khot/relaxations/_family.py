@@ -8,7 +8,7 @@ from torch import Tensor
 from .. import _check, _shape, ops
 from .._math import cdfs, threshold
 from .._math.cdfs import Cdf
-from .._shape import Costs, Mask, PerRow
+from .._shape import Costs, Group, Mask, PerRow
 
 MOST_P = 20.0  # for larger p, y = 2e-16 has a margin below the smallest float64, and some rows have no solution
 
@@ -23,7 +23,14 @@ class Relaxation(Protocol):
 
 
 def sigmoid_topk(
-    x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None, costs: Costs = None
+    x: Tensor,
+    k: PerRow,
+    *,
+    dim: int = -1,
+    temperature: PerRow = 1.0,
+    mask: Mask = None,
+    costs: Costs = None,
+    group: Group = None,
 ) -> Tensor:
     """Return soft top-k: numbers in [0, 1] that sum to k and are large where the scores are large.
 
@@ -38,6 +45,8 @@ def sigmoid_topk(
         temperature: T > 0, larger is softer: a number, or a tensor that broadcasts like `k`.
         mask: boolean, broadcasts to `x`; True = may be chosen. n becomes the number of allowed entries.
         costs: positive, broadcasts to `x`: then `k` is a budget, `Σ c·y = k` and `y = σ(x/(c·T) − τ)`.
+        group: the process group (or a list of groups, outermost first) of a row in parts; then `x` is this process's
+            part of each row, of any length. A DTensor needs none.
 
     Returns:
         A tensor like `x`, with entries in [0, 1] that sum to k along `dim` within 1e-6·max(k, 1) (float32) or
@@ -48,7 +57,7 @@ def sigmoid_topk(
 
         Tensor values are not read on the host, so a row that cannot be satisfied (k out of range, fewer allowed entries
         than k, a temperature that is not positive, NaN in `x`) is NaN, and that row only. On accelerators, so is a row
-        that 64 steps do not solve (scores that span about ten decades of T).
+        that a fixed number of steps does not solve.
 
     Examples:
         >>> x = torch.tensor([2.0, 1.0, 0.0, -1.0])
@@ -61,18 +70,25 @@ def sigmoid_topk(
 
     Reference: Wijk et al., "Differentiable Top-k: From One-Hot to k-Hot" (2025); also the LML of Amos et al. (2019).
     """
-    return relax(cdfs.SIGMOID, x, k, dim, temperature, mask, costs)
+    return relax(cdfs.SIGMOID, x, k, dim, temperature, mask, costs, group)
 
 
 def laplace_topk(
-    x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None, costs: Costs = None
+    x: Tensor,
+    k: PerRow,
+    *,
+    dim: int = -1,
+    temperature: PerRow = 1.0,
+    mask: Mask = None,
+    costs: Costs = None,
+    group: Group = None,
 ) -> Tensor:
     """Return soft top-k with the Laplace cdf, the relaxation of LapSum.
 
     `F(z) = ½e^z` for z ≤ 0, `1 − ½e^{−z}` above; `τ` such that `Σ F((x − τ)/T) = k`.
 
     Args:
-        x, k, dim, temperature, mask, costs: as for `sigmoid_topk`; x is (…, n).
+        x, k, dim, temperature, mask, costs, group: as for `sigmoid_topk`; x is (…, n).
 
     Returns:
         As `sigmoid_topk`. Exponential tails, as σ_k's; F′ has a corner at the threshold, so second derivatives jump
@@ -84,18 +100,25 @@ def laplace_topk(
 
     Reference: Struski et al., "LapSum: one method to differentiate them all" (2025).
     """
-    return relax(cdfs.LAPLACE, x, k, dim, temperature, mask, costs)
+    return relax(cdfs.LAPLACE, x, k, dim, temperature, mask, costs, group)
 
 
 def normal_topk(
-    x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None, costs: Costs = None
+    x: Tensor,
+    k: PerRow,
+    *,
+    dim: int = -1,
+    temperature: PerRow = 1.0,
+    mask: Mask = None,
+    costs: Costs = None,
+    group: Group = None,
 ) -> Tensor:
     """Return soft top-k with the normal cdf, "probit top-k".
 
     `F = Φ`; `τ` such that `Σ Φ((x − τ)/T) = k`.
 
     Args:
-        x, k, dim, temperature, mask, costs: as for `sigmoid_topk`; x is (…, n).
+        x, k, dim, temperature, mask, costs, group: as for `sigmoid_topk`; x is (…, n).
 
     Returns:
         As `sigmoid_topk`. Smooth; light tails, so that scores far from the threshold get no gradient. A row whose
@@ -105,18 +128,25 @@ def normal_topk(
         >>> normal_topk(torch.tensor([2.0, 1.0, 0.0, -1.0]), 2)
         tensor([0.9332, 0.6915, 0.3085, 0.0668])
     """
-    return relax(cdfs.NORMAL, x, k, dim, temperature, mask, costs)
+    return relax(cdfs.NORMAL, x, k, dim, temperature, mask, costs, group)
 
 
 def cauchy_topk(
-    x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None, costs: Costs = None
+    x: Tensor,
+    k: PerRow,
+    *,
+    dim: int = -1,
+    temperature: PerRow = 1.0,
+    mask: Mask = None,
+    costs: Costs = None,
+    group: Group = None,
 ) -> Tensor:
     """Return soft top-k with the Cauchy cdf, which has heavy tails and gradients that reach far.
 
     `F(z) = ½ + atan(z)/π`; `τ` such that `Σ F((x − τ)/T) = k`.
 
     Args:
-        x, k, dim, temperature, mask, costs: as for `sigmoid_topk`; x is (…, n).
+        x, k, dim, temperature, mask, costs, group: as for `sigmoid_topk`; x is (…, n).
 
     Returns:
         As `sigmoid_topk`. Smooth; y falls as 1/|z| and its gradient as 1/z², so that a hard result needs a far smaller
@@ -127,18 +157,25 @@ def cauchy_topk(
         >>> cauchy_topk(torch.tensor([2.0, 1.0, 0.0, -1.0]), 2)
         tensor([0.8128, 0.6476, 0.3524, 0.1872])
     """
-    return relax(cdfs.CAUCHY, x, k, dim, temperature, mask, costs)
+    return relax(cdfs.CAUCHY, x, k, dim, temperature, mask, costs, group)
 
 
 def euclidean_topk(
-    x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None, costs: Costs = None
+    x: Tensor,
+    k: PerRow,
+    *,
+    dim: int = -1,
+    temperature: PerRow = 1.0,
+    mask: Mask = None,
+    costs: Costs = None,
+    group: Group = None,
 ) -> Tensor:
     """Return the Euclidean projection of x/T on the capped simplex: sparse, with exact zeros and ones.
 
     `argmin_{y ∈ Δ_k} ‖y − x/T‖²`, which is `clip((x − τ)/T, 0, 1)` with `Σ y = k`.
 
     Args:
-        x, k, dim, temperature, mask, costs: as for `sigmoid_topk`; x is (…, n).
+        x, k, dim, temperature, mask, costs, group: as for `sigmoid_topk`; x is (…, n).
 
     Returns:
         As `sigmoid_topk`, but piecewise linear. Differentiable where no entry is at a corner, z = 0 or 1; there the
@@ -151,7 +188,7 @@ def euclidean_topk(
 
     Reference: Wang and Lu, "Projection onto the capped simplex" (2015); it is also the budget layer of entmax.
     """
-    return relax(cdfs.EUCLIDEAN, x, k, dim, temperature, mask, costs)
+    return relax(cdfs.EUCLIDEAN, x, k, dim, temperature, mask, costs, group)
 
 
 def power_topk(
@@ -163,13 +200,14 @@ def power_topk(
     temperature: PerRow = 1.0,
     mask: Mask = None,
     costs: Costs = None,
+    group: Group = None,
 ) -> Tensor:
     """Return soft top-k regularised with the p-norm: sparse, and for p < 2 smooth where it meets 0.
 
     `argmax_{y ∈ Δ_k} ⟨x, y⟩ − (T/p)·Σ y^p`, which is `clip((x − τ)/T, 0, 1)^{1/(p−1)}` with `Σ y = k`.
 
     Args:
-        x, k, dim, temperature, mask, costs: as for `sigmoid_topk`; x is (…, n).
+        x, k, dim, temperature, mask, costs, group: as for `sigmoid_topk`; x is (…, n).
         p: the norm, 1 < p ≤ 20; 2 is `euclidean_topk`.
 
     Returns:
@@ -185,11 +223,22 @@ def power_topk(
     _check.above("p", p, 1)
     if p > MOST_P:
         raise ValueError(f"`p` must satisfy 1 < p ≤ {MOST_P:g}, because y jumps for larger p; got {p}.")
-    return relax(cdfs.EUCLIDEAN if p == 2 else cdfs.power(float(p)), x, k, dim, temperature, mask, costs)
+    return relax(cdfs.EUCLIDEAN if p == 2 else cdfs.power(float(p)), x, k, dim, temperature, mask, costs, group)
 
 
-def relax(cdf: Cdf, x: Tensor, k: PerRow, dim: int, temperature: PerRow, mask: Mask, costs: Costs) -> Tensor:
+def relax(
+    cdf: Cdf,
+    x: Tensor,
+    k: PerRow,
+    dim: int,
+    temperature: PerRow,
+    mask: Mask,
+    costs: Costs,
+    group: Group = None,
+) -> Tensor:
     """Check the arguments of a relaxation, and return y = F(z) like `x`."""
+    if group is not None or (type(x) is not Tensor and _check.is_dtensor(x)):
+        return _relax_parts(cdf, x, k, dim, temperature, mask, costs, group)
     _check.call(x, k, dim, temperature, mask, costs)
     dtype = torch.float64 if cdf.is_vertical else _shape.compute_dtype(x.dtype)
     if costs is None and cdf.slope_at is not None:
@@ -199,8 +248,40 @@ def relax(cdf: Cdf, x: Tensor, k: PerRow, dim: int, temperature: PerRow, mask: M
     return _shape.from_rows(threshold.smooth_value(cdf, z, _shape.per_row(rows.k, z), costs), dim, x.dtype)
 
 
+def _relax_parts(
+    cdf: Cdf, x: Tensor, k: PerRow, dim: int, temperature: PerRow, mask: Mask, costs: Costs, group: Group
+) -> Tensor:
+    """Return the same if a row is in parts."""
+    from .. import distributed  # it imports torch.distributed
+
+    if _check.is_dtensor(x):
+        _check.no_group(group)
+
+        def part(x: Tensor, k: PerRow, heat: PerRow, mask: Mask, costs: Costs, group: Group) -> Tensor:
+            return relax(cdf, x, k, dim, heat, mask, costs, group)
+
+        whole: Tensor = distributed.on_parts(part, x, dim, per_row=(k, temperature), per_entry=(mask, costs))
+        return whole
+    _check.call(x, k, dim, temperature, mask, costs, is_part=True)
+    dtype = torch.float64 if cdf.is_vertical else _shape.compute_dtype(x.dtype)
+    if costs is None and cdf.slope_at is not None:
+        rows = _shape.to_rows(x, k, temperature, mask, dim, dtype)
+        return _shape.from_rows(distributed.topk(rows, cdf, group), dim, x.dtype)
+    z, rows, costs = margins(cdf, x, k, dim, temperature, mask, costs, dtype, group)
+    y = distributed.smooth_value(cdf, z, _shape.per_row(rows.k, z), costs, group)
+    return _shape.from_rows(y, dim, x.dtype)
+
+
 def margins(
-    cdf: Cdf, x: Tensor, k: PerRow, dim: int, temperature: PerRow, mask: Mask, costs: Costs, dtype: torch.dtype
+    cdf: Cdf,
+    x: Tensor,
+    k: PerRow,
+    dim: int,
+    temperature: PerRow,
+    mask: Mask,
+    costs: Costs,
+    dtype: torch.dtype,
+    group: Group = None,
 ) -> tuple[Tensor, _shape.Rows, Costs]:
     """Solve a call in `dtype`, along the last dim.
 
@@ -216,4 +297,8 @@ def margins(
         infinite = rows.x.isinf()
         per_cost = torch.where(infinite, 0.0, rows.x) / costs
         rows = _shape.Rows(torch.where(infinite, rows.x.detach(), per_cost), rows.k, rows.temperature, rows.mask)
+    if group is not None:
+        from .. import distributed
+
+        return distributed.margin(rows, costs, cdf, group), rows, costs
     return ops.margin(rows.x, rows.k, rows.temperature, rows.mask, costs, cdf), rows, costs

@@ -3,10 +3,10 @@
 from torch import Tensor
 
 from .. import _check, _shape, ops
-from .._shape import Mask, PerRow
+from .._shape import Group, Mask, PerRow
 
 
-def hard_topk(x: Tensor, k: PerRow, *, dim: int = -1, mask: Mask = None) -> Tensor:
+def hard_topk(x: Tensor, k: PerRow, *, dim: int = -1, mask: Mask = None, group: Group = None) -> Tensor:
     """Return hard top-k: exactly k ones at the largest scores, ties by lowest index.
 
     `argmax_{y ∈ {0,1}ⁿ, Σy = k} ⟨x, y⟩`.
@@ -16,6 +16,7 @@ def hard_topk(x: Tensor, k: PerRow, *, dim: int = -1, mask: Mask = None) -> Tens
         k: how many, an integer 0 ≤ k ≤ n, or a tensor that broadcasts to the shape of `x` without `dim`.
         dim: the dimension to choose along.
         mask: boolean, broadcasts to `x`; True = may be chosen.
+        group: as for `sigmoid_topk`; ties then go to the lowest part first.
 
     Returns:
         A tensor like `x` of zeros and ones, without a gradient (see `straight_through`). Tensor values are not read on
@@ -26,11 +27,28 @@ def hard_topk(x: Tensor, k: PerRow, *, dim: int = -1, mask: Mask = None) -> Tens
         >>> hard_topk(torch.tensor([0.3, 0.9, 0.3, 0.1]), 2)
         tensor([1., 1., 0., 0.])
     """
+    if _check.is_dtensor(x):
+        from .. import distributed
+
+        _check.no_group(group)
+        _check.plain_order(x, dim)
+        y: Tensor = distributed.on_parts(
+            lambda x, k, mask, group: hard_topk(x, k, dim=dim, mask=mask, group=group),
+            x.detach(),
+            dim,
+            per_row=(k,),
+            per_entry=(mask,),
+        )
+        return y
     _check.scores(x, dim)
-    _check.count(k, x, dim, integral=True)
+    _check.count(k, x, dim, integral=True, is_part=group is not None)
     _check.mask(mask, x)
     k = k.detach() if isinstance(k, Tensor) else k
     rows = _shape.to_rows(x.detach(), ops.constant(k), 1.0, mask, dim, _shape.compute_dtype(x.dtype))
+    if group is not None:
+        from .. import distributed
+
+        return _shape.from_rows(distributed.hard_topk(rows, group), dim, x.dtype)
     return _shape.from_rows(ops.hard_topk(rows.x, rows.k, rows.mask), dim, x.dtype)
 
 

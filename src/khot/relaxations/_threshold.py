@@ -1,22 +1,26 @@
 """Functions of the threshold of σ_k: the logarithm of σ_k, the threshold itself, and losses."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 from .. import _check, _shape
 from .._math import cdfs
-from .._shape import Mask, PerRow
+from .._shape import Group, Mask, PerRow
 from ._family import margins, sigmoid_topk
 
 
-def log_sigmoid_topk(x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None) -> Tensor:
+def log_sigmoid_topk(
+    x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None, group: Group = None
+) -> Tensor:
     """Return the logarithm of `sigmoid_topk`, accurate where the probability underflows.
 
     `log σ_k(x) = −log(1 + e^{−(x − τ)/T})`, computed in float64.
 
     Args:
-        x, k, dim, temperature, mask: as for `sigmoid_topk`; x is (…, n).
+        x, k, dim, temperature, mask, group: as for `sigmoid_topk`; x is (…, n).
 
     Returns:
         A tensor like `x`, ≤ 0, −inf at masked entries, with a relative error of a rounding of x's dtype whatever the
@@ -27,18 +31,23 @@ def log_sigmoid_topk(x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow
         >>> log_sigmoid_topk(torch.tensor([1000.0, 0.0, -10.0]), 1)[1:]
         tensor([-500.0000, -510.0000])
     """
-    _check.call(x, k, dim, temperature, mask)
-    z, _, _ = margins(cdfs.SIGMOID, x, k, dim, temperature, mask, None, torch.float64)
+    if _check.is_dtensor(x):
+        _check.no_group(group)
+        return _on_parts(log_sigmoid_topk, x, k, dim, temperature, mask, gives_rows=False)
+    _check.call(x, k, dim, temperature, mask, is_part=group is not None)
+    z, _, _ = margins(cdfs.SIGMOID, x, k, dim, temperature, mask, None, torch.float64, group)
     return _shape.from_rows(logsigmoid(z), dim, x.dtype)
 
 
-def threshold(x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None) -> Tensor:
+def threshold(
+    x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None, group: Group = None
+) -> Tensor:
     """Return the threshold τ of `sigmoid_topk`: the score that would be chosen with probability one half.
 
     `Σ σ((x − τ)/T) = k`.
 
     Args:
-        x, k, dim, temperature, mask: as for `sigmoid_topk`; x is (…, n).
+        x, k, dim, temperature, mask, group: as for `sigmoid_topk`; x is (…, n).
 
     Returns:
         τ, of the shape of `x` without `dim`, computed in float64 and rounded to x's dtype; +inf where k = 0, −inf where
@@ -49,22 +58,41 @@ def threshold(x: Tensor, k: PerRow, *, dim: int = -1, temperature: PerRow = 1.0,
         >>> threshold(torch.tensor([2.0, 1.0, 0.0, -1.0]), 2)
         tensor(0.5000)
     """
-    _check.call(x, k, dim, temperature, mask)
-    z, rows, _ = margins(cdfs.SIGMOID, x, k, dim, temperature, mask, None, torch.float64)
-    if z.shape[-1] == 0:
+    if _check.is_dtensor(x):
+        _check.no_group(group)
+        return _on_parts(threshold, x, k, dim, temperature, mask, gives_rows=True)
+    _check.call(x, k, dim, temperature, mask, is_part=group is not None)
+    z, rows, _ = margins(cdfs.SIGMOID, x, k, dim, temperature, mask, None, torch.float64, group)
+    if z.shape[-1] == 0 and group is None:
         return (_shape.per_row(rows.k, z) + torch.inf).to(x.dtype)
+    if group is not None:
+        z, rows = _shape.with_one_more(z, rows, -torch.inf)  # a part may be empty
     # τ = x_i − T·z_i for any i; the smallest |z| rounds least. Entries of which both are infinite come last.
     scores = rows.x if rows.mask is None else rows.x.masked_fill(~rows.mask, -torch.inf)
     rank = z.abs().clamp(max=torch.finfo(z.dtype).max).masked_fill(z.isinf() & scores.isinf(), torch.inf)
     index = rank.argmin(-1, keepdim=True)
     z, score = z.gather(-1, index).squeeze(-1), scores.gather(-1, index).squeeze(-1)
-    is_infinite = z.isinf()
-    value = torch.where(is_infinite, 0.0, score) - rows.temperature * torch.where(is_infinite, 0.0, z)
-    return torch.where(is_infinite, -z.detach(), value).to(x.dtype)
+    is_infinite, heat = z.isinf(), rows.temperature
+    if group is not None:
+        from .. import distributed
+
+        heat = distributed.spread(_shape.per_row(heat, rows.x), group)
+    value = torch.where(is_infinite, 0.0, score) - heat * torch.where(is_infinite, 0.0, z)
+    value = torch.where(is_infinite, -z.detach(), value)
+    if group is not None:
+        value = distributed.of_best_part(value, rank.gather(-1, index).squeeze(-1), group)
+    return value.to(x.dtype)
 
 
 def khot_cross_entropy(
-    x: Tensor, target: Tensor, *, dim: int = -1, temperature: PerRow = 1.0, mask: Mask = None, reduction: str = "mean"
+    x: Tensor,
+    target: Tensor,
+    *,
+    dim: int = -1,
+    temperature: PerRow = 1.0,
+    mask: Mask = None,
+    reduction: str = "mean",
+    group: Group = None,
 ) -> Tensor:
     """Return the cross-entropy for k-hot targets: per row, the loss with the gradient `sigmoid_topk(x, k) − target`.
 
@@ -73,7 +101,7 @@ def khot_cross_entropy(
     Args:
         x: scores, (…, n) with n at `dim`.
         target: like `x`, of any real dtype; k-hot, or soft with entries in [0, 1]. Its sum along `dim` is k.
-        dim, temperature, mask: as for `sigmoid_topk`.
+        dim, temperature, mask, group: as for `sigmoid_topk`; `target` is in the same parts as `x`.
         reduction: "mean" (over rows), "sum", or "none" (the shape of `x` without `dim`).
 
     Returns:
@@ -91,19 +119,31 @@ def khot_cross_entropy(
 
     Reference: Blondel, Martins and Niculae, "Learning with Fenchel–Young losses" (2020).
     """
+    if _check.is_dtensor(x):
+        from .. import distributed
+
+        _check.no_group(group)
+
+        def part(x: Tensor, heat: PerRow, target: Tensor, mask: Mask, group: Group) -> Tensor:
+            return khot_cross_entropy(x, target, dim=dim, temperature=heat, mask=mask, reduction="none", group=group)
+
+        rowwise = distributed.on_parts(part, x, dim, per_row=(temperature,), per_entry=(target, mask), gives_rows=True)
+        return _reduced(rowwise, reduction, x.dtype)
     _check.call(x, 0, dim, temperature, mask)  # k is a sum of values, which are not read
     _check.same_shape("target", target, x, "x")
+    total = _total(group)
     y = _shape.per_entry(target, x, dim, torch.float64)
-    z, rows, _ = margins(cdfs.SIGMOID, x, y.sum(-1), dim, temperature, mask, None, torch.float64)
+    z, rows, _ = margins(cdfs.SIGMOID, x, total(y.sum(-1)), dim, temperature, mask, None, torch.float64, group)
     # T·KL(y ‖ σ(z)) is a binary cross-entropy less the entropy of y; a margin of ±inf is right or infinitely wrong.
     is_certain = z.isinf()
     terms = binary_cross_entropy_with_logits(torch.where(is_certain, 0.0, z), y, reduction="none")
     if target.is_floating_point():
         terms = terms - torch.special.entr(y) - torch.special.entr(1 - y)
     terms = torch.where(is_certain, torch.where(y == (z > 0), 0.0, torch.inf), terms)
-    loss: Tensor = rows.temperature * terms.sum(-1)
+    loss: Tensor = rows.temperature * total(terms.sum(-1))
     loss = loss - loss.detach().clamp(max=0)  # rounding may leave −1e-17
-    loss = torch.where(((y < 0) | (y > 1)).any(-1), torch.nan, loss)
+    is_wrong = ((y < 0) | (y > 1)).any(-1)
+    loss = torch.where(is_wrong if group is None else total(is_wrong.to(torch.float64)) > 0, torch.nan, loss)
     return _reduced(loss, reduction, x.dtype)
 
 
@@ -179,6 +219,28 @@ def _hits(
     y = target.to(torch.float64) if mask is None else torch.where(mask, target.to(torch.float64), 0.0)
     hits = (y * sigmoid_topk(x, k, dim=dim, temperature=temperature, mask=mask)).sum(dim)
     return hits, torch.as_tensor(k, dtype=torch.float64, device=x.device), y.sum(dim)
+
+
+def _total(group: Group) -> Callable[[Tensor], Tensor]:
+    """Return what sums the parts of rows."""
+    if group is None:
+        return lambda t: t
+    from .. import distributed
+
+    return lambda t: distributed.total(t, group)
+
+
+def _on_parts(
+    fn: Callable[..., Tensor], x: Tensor, k: PerRow, dim: int, temperature: PerRow, mask: Mask, *, gives_rows: bool
+) -> Tensor:
+    """Call one of the functions above on this process's part of a DTensor."""
+    from .. import distributed
+
+    def part(x: Tensor, k: PerRow, heat: PerRow, mask: Mask, group: Group) -> Tensor:
+        return fn(x, k, dim=dim, temperature=heat, mask=mask, group=group)
+
+    y: Tensor = distributed.on_parts(part, x, dim, per_row=(k, temperature), per_entry=(mask,), gives_rows=gives_rows)
+    return y
 
 
 def _reduced(loss: Tensor, reduction: str, dtype: torch.dtype) -> Tensor:

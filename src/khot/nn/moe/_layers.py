@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ... import _check
+from ..._shape import Group
 from .._precision import KeepsPrecision, wide_dtype
 from ._routes import sigma_topk
 from ._routing import BoundRoute, Route, Routing, check_capacity, load, name_of, widened
@@ -94,6 +95,9 @@ class MoE(nn.Module):
         experts: Modules (tokens, dim) → (tokens, d), one for each of the router's.
         capacity_factor: an expert takes at most ⌈factor·assignments/n⌉ tokens, those with the largest weights; None
             for as many as come. Raises where so few places cannot hold all tokens; with 1 or more they can.
+        group: a process group over which the experts are divided; `experts` are then those of this process, in the
+            order of the ranks, the same number on each. Tokens travel to their experts and back. An expert's gradient
+            is the sum over all processes' tokens, so DDP must leave the experts out.
 
     Examples:
         >>> experts = [torch.nn.Linear(16, 16) for _ in range(8)]
@@ -102,20 +106,32 @@ class MoE(nn.Module):
         (torch.Size([4, 10, 16]), 0)
     """
 
-    def __init__(self, router: Router, experts: Iterable[nn.Module], *, capacity_factor: float | None = None) -> None:
+    def __init__(
+        self,
+        router: Router,
+        experts: Iterable[nn.Module],
+        *,
+        capacity_factor: float | None = None,
+        group: Group = None,
+    ) -> None:
         super().__init__()
         if capacity_factor is not None:
             _check.above("capacity_factor", capacity_factor, 0)
         self.router, self.experts = router, nn.ModuleList(experts)
-        if (got := len(self.experts)) != (n := router.num_experts):
-            raise ValueError(f"`experts` must be {n} Modules, as many as the router has; got {got}.")
+        ranks = 1 if group is None else torch.distributed.get_world_size(group)
+        if (got := len(self.experts)) * ranks != (n := router.num_experts):
+            divided = "" if group is None else f" divided by the {ranks} processes of the group"
+            raise ValueError(f"`experts` must be {n} Modules{divided}, as many as the router has; got {got}.")
+        if group is not None and capacity_factor is not None:
+            raise NotImplementedError("`capacity_factor` must be None if experts are divided over processes.")
+        self.group = group
         self.capacity_factor = None if capacity_factor is None else float(capacity_factor)
 
     def forward(self, x: Tensor, *, generator: torch.Generator | None = None) -> MoEOutput:
         """Map tokens (…, dim) to (…, d), in the dtype of the experts' outputs."""
         flat = x.reshape(-1, x.shape[-1])
         routing = self.router(flat, generator=generator)
-        _check_dispatch(routing, len(self.experts))
+        _check_dispatch(routing, self.router.num_experts)
         capacity = None
         if self.capacity_factor is not None:
             n, k = self.router.num_experts, self.router.k
@@ -123,13 +139,32 @@ class MoE(nn.Module):
             check_capacity(capacity, len(flat), n, k)
         order, counts, dropped = _sort_by_expert(routing, capacity)
         token = order // routing.indices.shape[-1]
-        blocks = flat[token].split(counts)
-        outputs = [expert(block) for expert, block in zip(self.experts, blocks, strict=True) if len(block)]
-        computed = torch.cat(outputs or [self.experts[0](flat[:0])])
+        computed = self._computed(flat[token], counts) if self.group is None else self._travelled(flat[token], counts)
         weighted = computed * routing.weights.reshape(-1)[order, None].to(computed.dtype)
         result = computed.new_zeros(len(flat), computed.shape[-1]).index_add(0, token, weighted)
         shaped = Routing(*(part.reshape(*x.shape[:-1], part.shape[-1]) for part in routing))
         return MoEOutput(result.reshape(*x.shape[:-1], result.shape[-1]), shaped, dropped)
+
+    def _computed(self, rows: Tensor, counts: list[int]) -> Tensor:
+        """Return what the experts make of rows that are sorted by expert."""
+        blocks = rows.split(counts)
+        outputs = [expert(block) for expert, block in zip(self.experts, blocks, strict=True) if len(block)]
+        return torch.cat(outputs or [self.experts[0](rows[:0])])
+
+    def _travelled(self, rows: Tensor, counts: list[int]) -> Tensor:
+        """Send rows, sorted by expert, to the processes of their experts, and return what came back."""
+        from ...distributed import exchange, exchange_counts
+
+        own = len(self.experts)
+        wanted = torch.tensor(counts, device=rows.device).view(-1, own)  # (processes, experts of each)
+        coming = exchange_counts(wanted, self.group)
+        sent, received = wanted.sum(1).tolist(), coming.sum(1).tolist()
+        arrived = exchange(rows, sent, received, self.group)  # by process, then by expert
+        expert = torch.arange(own, device=rows.device).repeat(len(coming)).repeat_interleave(coming.flatten())
+        order = expert.argsort(stable=True)
+        computed = self._computed(arrived[order], coming.sum(0).tolist())
+        back = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=rows.device))
+        return exchange(computed[back], received, sent, self.group)
 
     def extra_repr(self) -> str:
         return f"capacity_factor={self.capacity_factor}"

@@ -7,10 +7,11 @@ from torch.nn.functional import logsigmoid, softplus
 from ... import _check
 from ..._math import select
 from ..._math.prices import prices
+from ..._shape import Group
 from ...designs import Pivotal
-from ...relaxations import sigmoid_topk
+from ...relaxations import hard_topk, sigmoid_topk
 from ...relaxations import straight_through as straight
-from ._routing import Routing, check_bias, check_capacity, checked, widened
+from ._routing import Routing, check_bias, check_capacity, checked, count_of, over, widened
 
 GAMMA = 1.0  # γ, the width of DSelect-k's smooth step
 
@@ -91,6 +92,7 @@ def balanced_sigma_topk(
     straight_through: bool = False,
     normalize: bool = False,
     generator: torch.Generator | None = None,
+    group: Group = None,
 ) -> Routing:
     """Route by σ_k with prices: rows of π sum to k, and no column to more than the capacity.
 
@@ -104,6 +106,8 @@ def balanced_sigma_topk(
         temperature: T > 0, one for all tokens.
         sample: as for `sigma_topk`; then loads are met in expectation, otherwise by π.
         straight_through, normalize, generator: as for `sigma_topk`.
+        group: the process group whose processes hold the tokens of one batch, as under DDP; then capacity and prices
+            are those of all its tokens.
 
     Returns:
         `Routing`, with `probs` π. It looks at all tokens of the call at once, so it is not causal.
@@ -118,9 +122,11 @@ def balanced_sigma_topk(
         raise ValueError(f"`temperature` must be one number; got a tensor of shape {tuple(temperature.shape)}.")
     flat = logits.reshape(-1, logits.shape[-1])
     tokens, n = flat.shape
+    total = over(group, "`balanced_sigma_topk`")
+    tokens = count_of(tokens, total, flat)
     capacity = k * tokens / n if capacity is None else check_capacity(capacity, tokens, n, k)
     with torch.no_grad():
-        price = prices(sigmoid_topk, flat.to(torch.float64), k, capacity, float(temperature))
+        price = prices(sigmoid_topk, flat.to(torch.float64), k, capacity, float(temperature), total)
     how = {"sample": sample, "straight_through": straight_through, "normalize": normalize}
     return sigma_topk(logits, k, temperature=temperature, bias=-price.to(logits.dtype), generator=generator, **how)
 
@@ -211,7 +217,7 @@ def noisy_topk(
 vars(noisy_topk)["width"] = lambda n, k: 2 * n
 
 
-def expert_choice(logits: Tensor, k: int) -> Routing:
+def expert_choice(logits: Tensor, k: int, *, group: Group = None) -> Routing:
     """Let every expert take the k·tokens/n tokens (rounded up) that want it most: the load is equal.
 
     A token may be taken by no expert, or by all. It looks at all tokens of the call at once, so it is not causal.
@@ -220,6 +226,8 @@ def expert_choice(logits: Tensor, k: int) -> Routing:
     Args:
         logits: (…, n); all leading dimensions are tokens.
         k: experts for each token on average.
+        group: the process group whose processes hold the tokens of one batch, as under DDP; an expert then chooses
+            among all of them.
 
     Returns:
         `Routing`, with `probs` the softmax over experts, and as many slots as the busiest token needs.
@@ -232,8 +240,12 @@ def expert_choice(logits: Tensor, k: int) -> Routing:
     n = logits.shape[-1]
     probs = logits.softmax(-1)
     flat = probs.reshape(-1, n)  # (tokens, n)
-    count = min(len(flat), -(-k * len(flat) // n))
-    taken = torch.zeros_like(flat, dtype=torch.bool).scatter_(0, flat.topk(count, 0).indices, True)
+    tokens = count_of(len(flat), over(group, "`expert_choice`"), flat)
+    count = min(tokens, -(-k * tokens // n))
+    if group is None:
+        taken = torch.zeros_like(flat, dtype=torch.bool).scatter_(0, flat.topk(count, 0).indices, True)
+    else:
+        taken = hard_topk(flat.detach(), count, dim=0, group=group) > 0
     slots = int(taken.sum(-1).max()) if len(flat) else k
     order = torch.where(taken, flat.detach(), -1.0).topk(max(1, slots), -1).indices
     is_taken = taken.gather(-1, order)

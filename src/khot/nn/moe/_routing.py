@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from ... import _check
+from ..._math.prices import HERE, Total
+from ..._shape import Group
+from ..._torch import warn_of_ranks
 
 
 class Routing(NamedTuple):
@@ -117,49 +120,78 @@ def check_capacity(capacity: float, tokens: int, n: int, k: int) -> float:
     return capacity
 
 
-def load(routing: Routing) -> Tensor:
+def over(group: Group, what: str) -> Total:
+    """Return what brings the tokens of all processes together; without a group, warn once if there are others."""
+    if group is None:
+        warn_of_ranks(what, "Give it `group=`, or ignore this warning if that is what you want.")
+        return HERE
+    from ...distributed import Over, names_of
+
+    return Over(names_of(group))
+
+
+def count_of(tokens: int, total: Total, like: Tensor) -> int:
+    """Return how many tokens all processes have."""
+    return tokens if total is HERE else int(total.sum(torch.tensor(tokens, device=like.device)))
+
+
+def load(routing: Routing, *, group: Group = None) -> Tensor:
     """Return how many tokens each expert has, (n).
 
     Args:
         routing: what a route or a `Router` returned for some tokens.
+        group: the process group whose processes hold the tokens of one batch; then all of them count.
 
     Examples:
         >>> load(khot.nn.routing.softmax_topk(torch.eye(3)[:2], 1))
         tensor([1, 1, 0])
     """
     n = routing.probs.shape[-1]
-    return torch.bincount(routing.indices.reshape(-1), minlength=n + 1)[:n]
+    counts = torch.bincount(routing.indices.reshape(-1), minlength=n + 1)[:n]
+    return counts if group is None else over(group, "").sum(counts)
 
 
-def load_balance_loss(routing: Routing) -> Tensor:
+def load_balance_loss(routing: Routing, *, group: Group = None) -> Tensor:
     """Return `n Σ_i f_i P_i`: the share f of the choices times the mean share P of the probability; 1 if even.
 
     Switch Transformer's loss (k = 1) and GShard's. Its gradient goes to P alone.
 
     Args:
-        routing: as for `load`.
+        routing, group: as for `load`. With a group, the loss is that of all tokens, and its gradient is such that the
+            mean over the processes, which DDP takes, is that of one large batch.
 
     Examples:
         >>> load_balance_loss(khot.nn.routing.softmax_topk(torch.eye(3)[:2], 1))
         tensor(1.1821)
     """
     n = routing.probs.shape[-1]
-    tokens, probs = load(routing).to(routing.probs.dtype), routing.probs.reshape(-1, n).sum(0)
+    tokens, probs = load(routing, group=group).to(routing.probs.dtype), routing.probs.reshape(-1, n).sum(0)
+    if group is not None:
+        probs = _whole(probs, group)
     share = tokens / tokens.sum().clamp(min=1)
     return n * (share * probs / probs.sum().clamp(min=1e-20)).sum()
 
 
-def importance_loss(routing: Routing) -> Tensor:
+def _whole(t: Tensor, group: Group) -> Tensor:
+    """Return Σ over the processes, with the gradient that DDP's mean makes whole."""
+    import torch.distributed as dist
+
+    mine = dist.get_world_size(group) * t
+    return mine + (over(group, "").sum(t.detach()) - mine.detach())
+
+
+def importance_loss(routing: Routing, *, group: Group = None) -> Tensor:
     """Return `CV²` of the experts' total probabilities, var/mean²: 0 if even. Shazeer's loss.
 
     Args:
-        routing: as for `load`.
+        routing, group: as for `load_balance_loss`.
 
     Examples:
         >>> importance_loss(khot.nn.routing.softmax_topk(torch.eye(3)[:2], 1))
         tensor(0.0663)
     """
-    return cv_squared(routing.probs.reshape(-1, routing.probs.shape[-1]).sum(0))
+    probs = routing.probs.reshape(-1, routing.probs.shape[-1]).sum(0)
+    return cv_squared(probs if group is None else _whole(probs, group))
 
 
 def cv_squared(x: Tensor) -> Tensor:
@@ -191,7 +223,7 @@ def z_loss(routing: Routing) -> Tensor:
 
 
 @torch.no_grad()
-def update_bias(bias: Tensor, routing: Routing, *, rate: float = 1e-3) -> None:
+def update_bias(bias: Tensor, routing: Routing, *, rate: float = 1e-3, group: Group = None) -> None:
     """Move a bias, in place, towards an even load: up for experts with less than the mean load, down for the others.
 
     Call it after each step of the optimiser. It is ascent, by sign, on the price of a load constraint.
@@ -200,6 +232,7 @@ def update_bias(bias: Tensor, routing: Routing, *, rate: float = 1e-3) -> None:
         bias: (n), that `sigmoid_gates` or `sigma_topk` chose by.
         routing: as for `load`.
         rate: the size of a step.
+        group: as for `load`; without it, the biases of processes under DDP drift apart.
 
     Examples:
         >>> bias = torch.zeros(3)
@@ -207,7 +240,8 @@ def update_bias(bias: Tensor, routing: Routing, *, rate: float = 1e-3) -> None:
         >>> bias
         tensor([-0.0010, -0.0010,  0.0010])
     """
-    tokens = load(routing).to(bias.dtype)
+    over(group, "`update_bias`")
+    tokens = load(routing, group=group).to(bias.dtype)
     bias += rate * (tokens.mean() - tokens).sign()
 
 

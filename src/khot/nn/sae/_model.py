@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ... import _check
 from ..._sparse import SparseCode, weighted_rows
+from ..._torch import warn_of_ranks
 from .. import selectors
 from .._precision import KeepsPrecision, shown, wide_dtype
 from . import _axes, _code, _files
@@ -125,6 +126,8 @@ class SparseAutoencoder(KeepsPrecision):
         fvu = fraction_unexplained(inputs - out, inputs)
         loss, aux, multi = fvu, fvu.new_zeros(()), fvu.new_zeros(())
         if self.training:
+            what = {"batch": "BatchTopK", "feature": "Feature Choice"}.get(c.kind, "The loss of `SparseAutoencoder`")
+            warn_of_ranks(what, "Train it on one process, or see the page on distributed training.")
             aux = self._aux_loss(centred, (inputs - out) / self.scale)
             if c.multi_topk:
                 more = self._code(blocks, a, _axes.largest(blocks, MULTI), code.shape)

@@ -1,0 +1,208 @@
+"""Samples of rows in parts: the same bits as on one process, at any number and length of parts.
+
+A pivotal sample in the given order is a binary tree of duels whose odds are known before a coin is thrown. A part
+reduces itself to the nodes that it holds whole and whose parents it does not: at most two a level. All parts' nodes are
+gathered, every process walks the tree above them alike, since coins are thrown by counter, and each expands its own.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._math import noise, pivotal, systematic
+from .._math.across import Over
+
+
+class Layout(NamedTuple):
+    """Where the parts of a row of n items lie."""
+
+    n: int
+    starts: list[int]  # of each part, and n at the end
+    rank: int
+
+    @property
+    def own(self) -> tuple[int, int]:
+        """The first item of this process's part, and the one after its last."""
+        return self.starts[self.rank], self.starts[self.rank + 1]
+
+
+def layout(length: int, over: Over, device: torch.device) -> Layout:
+    """Gather the lengths of all parts."""
+    lengths = over.gather(torch.tensor([length], device=device)).flatten()
+    starts = [0, *lengths.cumsum(0).tolist()]
+    return Layout(starts[-1], starts, over.rank)
+
+
+def _sizes(n: int) -> list[int]:
+    """Return how many nodes each level of the tree has, from the leaves to the root."""
+    sizes = [n]
+    while sizes[-1] > 1:
+        sizes.append((sizes[-1] + 1) // 2)
+    return sizes
+
+
+def _held(low: int, high: int, sizes: list[int]) -> list[tuple[int, int]]:
+    """Return, for each level, the range of nodes whose leaves are all within [low, high)."""
+    ranges = []
+    for level, size in enumerate(sizes):
+        first = -(-low >> level) if low else 0
+        end = size if high == sizes[0] else high >> level
+        ranges.append((first, max(first, end)) if high > low else (0, 0))
+    return ranges
+
+
+def _edges(ranges: list[tuple[int, int]], level: int) -> list[int]:
+    """Return the nodes of a level that are held and whose parents are not: at most two."""
+    first, end = ranges[level]
+    if first == end:
+        return []
+    above = ranges[level + 1] if level + 1 < len(ranges) else (0, 0)
+    return sorted({node for node in (first, end - 1) if not above[0] <= node // 2 < above[1]})
+
+
+class Coins:
+    """The coins of each row (draws · rows), by their place in the tree; as `_math.pivotal.draw` throws them."""
+
+    def __init__(self, seed: Tensor, draws: int, rows: int, n: int, is_paired: bool) -> None:
+        self.keys = noise.stream_key(noise.row_keys(seed, draws, rows, is_paired), 2)
+        self.opposite = noise.is_second(draws, rows, seed.device)[:, None] if is_paired else None
+        self.starts = [0]
+        for size in _sizes(n)[1:]:
+            self.starts.append(self.starts[-1] + size)
+
+    def at(self, index: Tensor) -> Tensor:
+        """Return the uniforms at places (m,) of the sequence; (draws · rows, m)."""
+        words = noise.mixed(self.keys[:, None] + (index + 1) * noise._signed(noise.GOLDEN))
+        u = noise.unit(words)
+        return u if self.opposite is None else torch.where(self.opposite, (1 - noise.UNIT) - u, u)
+
+    def of(self, level: int, nodes: Tensor) -> Tensor:
+        """Return the coins of nodes (m,) of a level ≥ 1."""
+        return self.at(self.starts[level - 1] + nodes)
+
+    def last(self) -> Tensor:
+        """Return the coin for a size that is not an integer; (draws · rows)."""
+        return self.at(torch.tensor([self.starts[-1]], device=self.keys.device))[:, 0]
+
+
+def draw_pivotal(
+    p: Tensor, is_integer: Tensor, seed: Tensor, draws: int, is_paired: bool, parts: Layout, over: Over
+) -> Tensor:
+    """Draw this process's part (draws · rows, m) of what `_math.pivotal.draw` draws in the given order; p (rows, m)."""
+    rows, sizes = len(p), _sizes(parts.n)
+    top = len(sizes) - 1
+    ranges = _held(*parts.own, sizes)
+    # Upwards: the residuals of the nodes that this part holds, and the duels between them.
+    residuals, duels = [p.to(torch.float64).clamp(0, 1)], []
+    for level in range(top):
+        (first, _), (low, high) = ranges[level], ranges[level + 1]
+        below = residuals[-1][:, 2 * low - first : 2 * high - first]  # the last node may have one child
+        duel, left = _duel(below)
+        duels.append(duel)
+        residuals.append(left if high > low else left[:, :0])
+    sent = torch.zeros(rows, 2 * len(sizes), dtype=torch.float64, device=p.device)
+    for level, each in enumerate(residuals):
+        for place, node in enumerate(_edges(ranges, level)):
+            sent[:, 2 * level + place] = each[:, node - ranges[level][0]]
+    gathered = over.gather(sent)  # (parts, rows, 2 · levels)
+    # The crown: every node that no part holds whole, and the edges below it, alike on all processes.
+    known: list[dict[int, Tensor]] = [{} for _ in sizes]
+    for part in range(len(parts.starts) - 1):
+        theirs = _held(parts.starts[part], parts.starts[part + 1], sizes)
+        for level in range(len(sizes)):
+            for place, node in enumerate(_edges(theirs, level)):
+                known[level][node] = gathered[part, :, 2 * level + place]
+    crown: list[dict[int, pivotal.Level]] = [{} for _ in sizes]
+    for level in range(top):
+        for node in sorted({child // 2 for child in known[level]}):
+            children = [child for child in (2 * node, 2 * node + 1) if child in known[level]]
+            below = torch.stack([known[level][child] for child in children], -1)
+            crown[level + 1][node], left = _duel(below)
+            known[level + 1][node] = left[:, 0]
+    # Downwards: who goes on, first in the crown and then within the part.
+    coins = Coins(seed, draws, rows, parts.n, is_paired)
+    root = torch.where(is_integer.repeat(draws), 0.5, 1 - coins.last())
+    values: list[dict[int, Tensor]] = [{} for _ in sizes]
+    values[top][0] = known[top][0].repeat(draws) >= root
+    for level in range(top, 0, -1):
+        for node, duel in crown[level].items():
+            coin = coins.of(level, torch.tensor([node], device=p.device))
+            pair = _settle(values[level][node][:, None], duel, coin, draws)
+            for child in (2 * node, 2 * node + 1):
+                values[level - 1][child] = pair[:, child - 2 * node]
+    held = torch.empty(draws * rows, 0, dtype=torch.bool, device=p.device)
+    for level in range(top, -1, -1):
+        first, end = ranges[level]
+        below = torch.empty(draws * rows, end - first, dtype=torch.bool, device=p.device)
+        if level < top and ranges[level + 1][1] > ranges[level + 1][0]:
+            low, high = ranges[level + 1]
+            coin = coins.of(level + 1, torch.arange(low, high, device=p.device))
+            spread = _settle(held, duels[level], coin, draws)[:, : min(2 * high, end) - 2 * low]
+            below[:, 2 * low - first : 2 * low - first + spread.shape[1]] = spread
+        for node in _edges(ranges, level):
+            below[:, node - first] = values[level][node]
+        held = below
+    return held.to(p.dtype)
+
+
+def _duel(below: Tensor) -> tuple[pivotal.Level, Tensor]:
+    """Return the duels between neighbours (rows, m), and the residuals of their parents."""
+    below = torch.nn.functional.pad(below, (0, below.shape[-1] % 2))
+    a, b = below.unflatten(-1, (-1, 2)).unbind(-1)
+    s = a + b
+    is_won = s >= 1
+    level = pivotal.Level(a, b, is_won, torch.where(is_won, 1 - a, a), torch.where(is_won, 2 - s, s), below.shape[-1])
+    return level, s - is_won.to(s.dtype)
+
+
+def _settle(value: Tensor, duel: pivotal.Level, coin: Tensor, draws: int) -> Tensor:
+    """Return the values of the children (draws · rows, 2m) of nodes with values (draws · rows, m)."""
+    odds, total, is_won = (t.repeat(draws, 1) for t in (duel.odds, duel.total, duel.is_won))
+    goes_on = coin * total < odds
+    pair = torch.where(goes_on, value, is_won), torch.where(goes_on, is_won, value)
+    return torch.stack(pair, -1).flatten(-2)
+
+
+def draw_systematic(
+    p: Tensor, k: Tensor, seed: Tensor, draws: int, is_paired: bool, parts: Layout, over: Over
+) -> Tensor:
+    """Draw this process's part (draws · rows, m) of what `_math.systematic.draw` draws; p (rows, m), k (rows)."""
+    rows, m = p.shape
+    shift = systematic.places(parts.n)
+    w = _quantised(p, k, 1 << shift, over)
+    u = noise.row_keys(seed, draws, rows, is_paired)
+    if is_paired:
+        u = u + noise.is_second(draws, rows, p.device).to(torch.int64) * (1 << (shift - 1))
+    u = u.view(draws, rows, 1) & ((1 << shift) - 1)
+    before = over.gather(w.sum(-1, keepdim=True))[: over.rank].sum(0)  # the sums of the parts to the left
+    running = torch.cat((torch.zeros_like(before), w.cumsum(-1)), -1) + before
+    passed = (running + u) >> shift
+    # At the left end of the row nothing has been passed, whatever u is.
+    start = torch.where(
+        torch.tensor(parts.own[0] == 0, device=p.device), torch.zeros_like(passed[..., :1]), passed[..., :1]
+    )
+    return torch.cat((start, passed[..., 1:]), -1).diff().to(p.dtype).view(draws * rows, m)
+
+
+def _quantised(p: Tensor, k: Tensor, one: int, over: Over) -> Tensor:
+    """Return this process's part of `_math.systematic.quantised`."""
+    p = p.to(torch.float64).clamp(0, 1)
+    w = (p * one).round().to(torch.int64)
+    first = (k * one).round().to(torch.int64) - over.sum(w.sum(-1))
+    lack = first[..., None].to(torch.float64)
+    room = torch.where(lack > 0, 1 - p, p).masked_fill((w == 0) | (w == one), 0)
+    own = torch.stack((p * (1 - p), room))  # (2, rows, m)
+    sums = over.gather(own.sum(-1, keepdim=True))  # (parts, 2, rows, 1)
+    before, total = sums[: over.rank].sum(0), sums.sum(0)
+    measures = torch.cat((torch.zeros_like(before), own.cumsum(-1)), -1) + before
+    is_shift = lack.abs() <= total[0] * one
+    measure, whole = torch.where(is_shift, measures[0], measures[1]), torch.where(is_shift, total[0], total[1])
+    share = (measure * (lack / torch.where(whole > 0, whole, 1.0))).floor()
+    share = share.clamp(lack.clamp(max=0), lack.clamp(min=0))
+    after = sums[over.rank + 1 :].sum(0)
+    rest = torch.where(is_shift, after[0], after[1])
+    # What is left goes to the last item with a measure, in whichever part that is.
+    is_last = (rest <= 0) & (measure >= measure[..., -1:])
+    share = torch.where(is_last, lack, share).to(torch.int64)
+    return w + share.diff()

@@ -1,0 +1,25 @@
+"""The tables of one row on two ranks are those of the committed results."""
+
+import csv
+
+from benchmarks import ranks
+from benchmarks.common import COMMITTED
+
+
+def committed():
+    with (COMMITTED.results / "ranks.csv").open(encoding="utf-8") as file:
+        _, *lines = csv.reader(file)
+    return [ranks.Row(part, case, float(size), float(value)) for part, case, size, value in lines]
+
+
+def test_the_table_is_of_the_committed_results():
+    assert ranks.report(committed()) == (COMMITTED.tables / "ranks.md").read_text(encoding="utf-8")
+
+
+def test_rounds_stay_few_and_the_model_is_arithmetic():
+    rows = committed()
+    rounds = [row.value for row in rows if row.part == "rounds"]
+    assert len(rounds) == 2 * len(ranks.HARDNESS)
+    assert max(rounds) <= 16
+    paper = {(row.case, row.size): row.value for row in ranks.model()}
+    assert paper["gathered, n = 10^9", 8] > 20 * paper["in parts, n = 10^9", 8]

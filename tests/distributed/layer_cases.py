@@ -1,0 +1,171 @@
+"""Layers under DDP: with `group=`, the gradient of one large batch; without it, a warning."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import khot
+from khot.nn import routing
+
+TOKENS, DIM, EXPERTS, K = 24, 6, 5, 2
+
+
+def tokens(seed=0):
+    x = torch.randn(TOKENS, DIM, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    cuts = [0, TOKENS // 4, TOKENS] if dist.get_world_size() == 2 else [TOKENS * r // 4 for r in range(5)]
+    return x, slice(cuts[dist.get_rank()], cuts[dist.get_rank() + 1])
+
+
+def router(route, **options):
+    torch.manual_seed(0)
+    return khot.nn.Router(DIM, EXPERTS, K, route=route, **options).double()
+
+
+def gradient(route, loss, *, is_split):
+    """The gradient of a router's weights, by DDP's mean over parts, or of the whole batch."""
+    x, own = tokens()
+    layer = router(route)
+    model = DistributedDataParallel(layer) if is_split else layer
+    loss(model(x[own] if is_split else x), x[own] if is_split else x).backward()
+    return layer.weight.grad
+
+
+def mean_per_token(found, x):
+    """A loss whose sum over all tokens is divided by the number of tokens of the whole batch."""
+    share = dist.get_world_size() if len(x) < TOKENS else 1
+    return share * (found.weights * x[:, :1]).sum() / TOKENS
+
+
+def warnings_come_once():
+    logits = torch.randn(4, 3)
+    config = khot.nn.SparseAutoencoderConfig(d_in=4, latents=8, k=2, kind="batch")
+    sae = khot.nn.SparseAutoencoder(config)
+    calls = {
+        "balanced_sigma_topk": lambda: routing.balanced_sigma_topk(logits, 1),
+        "expert_choice": lambda: routing.expert_choice(logits, 1),
+        "update_bias": lambda: routing.update_bias(torch.zeros(3), routing.sigma_topk(logits, 1)),
+        "BatchTopK": lambda: sae(torch.randn(6, 4)),
+    }
+    for name, call in calls.items():
+        with pytest.warns(UserWarning, match=f"{name}.*tokens alone"):
+            call()
+        call()  # warnings are errors here, so a second one would be seen
+    sae.eval()(torch.randn(6, 4))
+
+
+def balanced_routes():
+    x, own = tokens()
+    whole = gradient(routing.balanced_sigma_topk, mean_per_token, is_split=False)
+    grouped = partial(routing.balanced_sigma_topk, group=dist.group.WORLD)
+    got = gradient(grouped, mean_per_token, is_split=True)
+    torch.testing.assert_close(got, whole, rtol=0, atol=1e-9)
+    logits = router(routing.sigma_topk)(x).logits.detach()
+    probs = routing.balanced_sigma_topk(logits[own], K, group=dist.group.WORLD).probs
+    torch.testing.assert_close(probs, routing.balanced_sigma_topk(logits, K).probs[own], rtol=0, atol=1e-9)
+    wrong = gradient(routing.balanced_sigma_topk, mean_per_token, is_split=True)
+    assert (wrong - whole).abs().max() > 1e-4 * whole.abs().max(), "without a group the gradient is another"
+
+
+def expert_choice_among_all_tokens():
+    x, own = tokens(1)
+    logits = router(routing.sigma_topk)(x).logits.detach()
+    whole, got = routing.expert_choice(logits, K), routing.expert_choice(logits[own], K, group=dist.group.WORLD)
+
+    def taken(found):
+        slots = torch.zeros(*found.indices.shape[:-1], EXPERTS + 1, dtype=torch.float64)
+        return slots.scatter(-1, found.indices, found.weights)[..., :EXPERTS]
+
+    torch.testing.assert_close(taken(got), taken(whole)[own], rtol=0, atol=1e-12)
+    assert torch.equal(routing.load(got, group=dist.group.WORLD), routing.load(whole))
+
+
+def loads_and_losses_under_ddp():
+    world = dist.group.WORLD
+    for loss in (routing.load_balance_loss, routing.importance_loss):
+        whole = gradient(routing.softmax_topk, lambda found, x, loss=loss: loss(found), is_split=False)
+        got = gradient(routing.softmax_topk, lambda found, x, loss=loss: loss(found, group=world), is_split=True)
+        torch.testing.assert_close(got, whole, rtol=0, atol=1e-12)
+        wrong = gradient(routing.softmax_topk, lambda found, x, loss=loss: loss(found), is_split=True)
+        assert (wrong - whole).abs().max() > 1e-4 * whole.abs().max()
+    x, own = tokens()
+    found = router(routing.sigma_topk)(x)
+    part = routing.Routing(*(t[own] for t in found))
+    biases = [torch.zeros(EXPERTS), torch.zeros(EXPERTS)]
+    routing.update_bias(biases[0], found, group=None)
+    routing.update_bias(biases[1], part, group=world)
+    assert torch.equal(*biases)
+
+
+def gates_under_ddp():
+    """Layers that look at one row at a time need no group."""
+    for route in (routing.sigma_topk, routing.softmax_topk):
+        whole, got = (gradient(route, mean_per_token, is_split=is_split) for is_split in (False, True))
+        torch.testing.assert_close(got, whole, rtol=0, atol=1e-12)
+    x, own = tokens()
+    results = []
+    for is_split in (False, True):
+        layer = khot.nn.SigmoidTopK(2, temperature=torch.nn.Parameter(torch.tensor(0.7))).double()
+        model = DistributedDataParallel(layer) if is_split else layer
+        y = model(x[own] if is_split else x)
+        (y.square().sum() * (dist.get_world_size() if is_split else 1)).backward()
+        results.append(torch.cat([p.grad.flatten() for p in layer.parameters()]))
+    torch.testing.assert_close(*results, rtol=0, atol=1e-11)
+
+
+def budgets_over_fsdp_parameters():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(7, 9), torch.nn.Linear(9, 5)).double()
+    plain = [p.detach().abs().clone() for p in model.parameters()]
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    for temperature, atol in ((None, 0.0), (0.05, 1e-12)):
+        expected = khot.nn.global_budget(plain, 30, temperature=temperature)
+        masks = khot.nn.global_budget([p.abs() for p in model.parameters()], 30, temperature=temperature)
+        for mask, whole, p in zip(masks, expected, model.parameters(), strict=True):
+            assert mask.placements == p.placements
+            torch.testing.assert_close(mask.full_tensor(), whole, rtol=0, atol=atol)
+    sum((mask * p).sum() for mask, p in zip(masks, model.parameters(), strict=True)).backward()
+    leaves = [p.clone().requires_grad_() for p in (torch.nn.Parameter(q.full_tensor()) for q in model.parameters())]
+    found = khot.nn.global_budget([p.abs() for p in leaves], 30, temperature=0.05)
+    wanted = torch.autograd.grad(sum((m * p).sum() for m, p in zip(found, leaves, strict=True)), leaves)
+    for p, g in zip(model.parameters(), wanted, strict=True):
+        torch.testing.assert_close(p.grad.full_tensor(), g, rtol=0, atol=1e-11)
+
+
+def _gradient(p):
+    return torch.zeros_like(p) if p.grad is None else p.grad.clone()
+
+
+def experts_divided_over_processes():
+    world, rank = dist.get_world_size(), dist.get_rank()
+    x, own = tokens(2)
+    for n in (world, 3 * world):
+        torch.manual_seed(1)
+        layer = khot.nn.Router(DIM, n, 1).double()
+        experts = [torch.nn.Linear(DIM, 4).double() for _ in range(n)]
+        whole = khot.nn.MoE(layer, experts)
+        inputs = x.clone().requires_grad_()
+        expected = whole(inputs).output
+        expected.square().sum().backward()
+        wanted = [_gradient(p) for e in experts for p in e.parameters()], layer.weight.grad.clone()
+        for p in whole.parameters():
+            p.grad = None
+        mine = experts[rank * n // world : (rank + 1) * n // world]
+        divided = khot.nn.MoE(layer, mine, group=dist.group.WORLD)
+        part = x[own].clone().requires_grad_()
+        y = divided(part).output
+        torch.testing.assert_close(y, expected[own], rtol=0, atol=1e-12)
+        y.square().sum().backward()
+        torch.testing.assert_close(part.grad, inputs.grad[own], rtol=0, atol=1e-11)
+        dist.all_reduce(layer.weight.grad)
+        torch.testing.assert_close(layer.weight.grad, wanted[1], rtol=0, atol=1e-11)
+        theirs = wanted[0][2 * rank * n // world : 2 * (rank + 1) * n // world]
+        for p, g in zip((p for e in mine for p in e.parameters()), theirs, strict=True):
+            torch.testing.assert_close(_gradient(p), g, rtol=0, atol=1e-11)
+    with pytest.raises(ValueError, match="divided by the"):
+        khot.nn.MoE(layer, experts, group=dist.group.WORLD)
