@@ -367,7 +367,7 @@ def figure(rows: list[Row], steps: int) -> Figure:
             axis = grid[line, column]
             mask = torch.ones(16) if line == 0 else seen[line - 1][column]
             shown = mask.view(4, 4).repeat_interleave(2, 0).repeat_interleave(2, 1)
-            axis.imshow(pixels.numpy(), cmap="gray_r", alpha=(0.12 + 0.88 * shown).numpy(), vmin=0, vmax=1)
+            axis.pcolormesh(((pixels + 0.08) * (0.15 + 0.85 * shown)).flip(0).numpy(), cmap="Blues", vmin=0, vmax=1.1)
             axis.set(xticks=[], yticks=[])
             if column == 0:
                 axis.set_ylabel(f"block {line}" if line else "input", rotation=0, ha="right", va="center")

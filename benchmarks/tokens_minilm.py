@@ -214,10 +214,11 @@ def figure(text: Path, plan: Plan) -> Figure:
     with torch.no_grad():
         model(input_ids=ids[:BATCH])
     picture, ((left, right),) = panels(1, 2, 4.2, width_ratios=(2, 1))
-    left.imshow(
-        pruning.kept[:, 0].float().numpy(), aspect="auto", cmap="Blues", vmin=0, vmax=1.4, interpolation="nearest"
+    left.pcolormesh(pruning.kept[:, 0].float().numpy(), cmap="Blues", vmin=0, vmax=1.4)
+    left.set(
+        title="tokens that each layer sees", xlabel="position", ylabel="layer", yticks=[i + 0.5 for i in range(LAYERS)]
     )
-    left.set(title="tokens that each layer sees", xlabel="position", ylabel="layer", yticks=range(LAYERS))
+    left.set_yticklabels(range(LAYERS))
     right.plot(similarity.numpy(), color=BLUE, marker="o")
     right.plot(chosen, similarity[chosen].numpy(), "o", color=ORANGE, markersize=10, label="local maxima")
     right.set(title="layers that attend alike", xlabel="layer and the next", ylabel="cosine", xticks=range(LAYERS - 1))
