@@ -46,8 +46,7 @@ def train(model: nn.Module, after_step: Callable[[], None] = lambda: None) -> nn
 def say(name: str, model: nn.Module) -> None:
     """Print how good the model is, and what it keeps."""
     counter = sparsity.Sparsifier(model, 1.0, steps=0, cost=COST)
-    cost = counter.cost()
-    counter.finalize()  # it changes nothing: all is kept
+    cost, _ = counter.cost(), counter.finalize()  # all is kept
     accuracy, widths = (model(test_x).argmax(1) == test_y).float().mean(), [m.out_channels for m in model[0:7:3]]
     print(f"{name:<8} accuracy {accuracy:.3f}, {cost:,.0f} FLOPs, widths {widths}")
 

@@ -137,7 +137,7 @@ def prune_to_flops(text):
 
 
 def two_of_four(text):
-    once, trained = (numbers(text, f"2 of 4, {name:<14} accuracy") for name in ("after training", "in training"))
+    once, trained = (numbers(text, f"{'2 of 4, ' + name:<24} accuracy") for name in ("after training", "in training"))
     assert trained[0] > once[0] + 0.05
     assert text.count("[2]") == 2
 
