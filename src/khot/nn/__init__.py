@@ -8,11 +8,11 @@ from . import spark as spark
 from . import sparsity as sparsity
 from . import tokens as tokens
 from ._attention import SigmoidTopKAttention as SigmoidTopKAttention
+from ._budgets import global_budget as global_budget
 from ._choice import Choice as Choice
 from ._choice import perturbation_scores as perturbation_scores
 from ._layers import KHotGate as KHotGate
 from ._layers import SigmoidTopK as SigmoidTopK
-from .budgets import global_budget as global_budget
 from .moe import MoE as MoE
 from .moe import MoEOutput as MoEOutput
 from .moe import Router as Router
