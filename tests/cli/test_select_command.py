@@ -120,6 +120,10 @@ ROWS = "".join(f"{i},{i % 2},{i % 3}\n" for i in range(20))
         (text("a.gz", b"x"), "or one of these and .gz; got .gz"),
         (text("a.csv", "a,b,c\n" + ROWS, "--encoding", "klingon"), "such as latin-1; got 'klingon'"),
         (text("a.csv", "a,b,c\n" + ROWS, "--separator", ";;"), "must be one character, or tab; got ';;'"),
+        (
+            text("a.csv", "a,b,c\n" + ROWS, "--dates", "%d.%m.%Y"),
+            "--dates must fit all values of a column; got %d.%m.%Y",
+        ),
         (text("a.csv", "a,b,c\n" + ROWS, "--levels", "0", "-k", "1"), "--levels must be ≥ 1; got 0"),
         (text("a.tsv", "a\tb\n" + "1,234\t1\n2,345\t2\n" * 20, "-k", "1"), "numbers such as 1,234: add --decimal"),
         (text("a.csv", "a\n" + "".join(f"w{i}\n" for i in range(30)), "-k", "1"), "no columns but identifiers"),

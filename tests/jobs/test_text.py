@@ -123,6 +123,8 @@ def test_missing_values(tmp_path):
     assert found.names == ["strand=+", "strand=-", "b"]  # here a minus is a value
     found = read(tmp_path, "a,b", "-999,1", "2,2", how=Reading(missing=("-999",)))
     assert np.isnan(column(found, "a")).tolist() == [True, False]
+    found = read(tmp_path, "a,b", "nan,1", "2,2", how=Reading(missing=("-999",)))
+    assert np.isnan(column(found, "a")).tolist() == [True, False]  # whatever else is missing
     found = read(tmp_path, "a,b", "NA,1", "x,2", how=Reading(missing=("-999",)))
     assert found.names == ["a=NA", "a=x", "b"]
 

@@ -94,6 +94,8 @@ def parsed(columns: Sequence[Any], how: Reading, separator: str, target: str | N
     for name, text in texts.items():
         for attempt in (_date(text, how.dates, seen), _truth(text, seen, is_target=name == target)):
             made.update({name: attempt} if attempt is not None else {})
+    if how.dates is not None and texts and not any(what.startswith("dates") for what in seen):
+        raise TableError(f"--dates must fit all values of a column; got {how.dates}, which fits none")
     made |= _numbers({name: text for name, text in texts.items() if name not in made}, how.decimal, separator, seen)
     return [made.get(name, text) for name, text in texts.items()], [f"{what} in {some(seen[what])}" for what in seen]
 
@@ -142,7 +144,8 @@ def _numbers(texts: dict[str, Any], decimal: str | None, separator: str, seen: d
     "1,234" can be read in two ways. The other columns decide, then the separator; where they do not, it is an error.
     """
     plain = {name: text.cast(pl.Float64, strict=False) for name, text in texts.items()}
-    result = {name: made for name, made in plain.items() if made.null_count() == texts[name].null_count()}
+    is_plain = {name: made.null_count() == texts[name].null_count() for name, made in plain.items()}
+    result = {name: made.fill_nan(None) for name, made in plain.items() if is_plain[name]}
     fits = {n: {mark for mark in ".," if t.drop_nulls().str.contains(_number(mark)).all()} for n, t in texts.items()}
     marked = {name: text.str.contains("[.,]").any() for name, text in texts.items()}
     sure = {mark: any(marked[name] and fits[name] == {mark} for name in texts) for mark in ".,"}
