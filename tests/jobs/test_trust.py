@@ -121,6 +121,15 @@ def test_categories_of_noise_do_not_leak_the_target(monkeypatch, task):
     assert score.mean > chance + 0.2
 
 
+def test_classes_of_few_rows_can_encode_a_category():
+    """Five folds of classes with three rows each were an error."""
+    codes, y = (np.arange(42) % 21).astype(float)[:, None], (np.arange(42) % 14).astype(str).astype(object)
+    table = table_of(np.hstack([noise(42, 2), codes]), y, categories=1)
+    result = select.select(table, "classification", 1, steps=10)
+    assert len(result.features) == 2 + 14
+    assert np.isfinite(result.scores["khot"].folds).all()
+
+
 @pytest.mark.parametrize("classes", [2, 3])
 def test_a_category_that_matters_is_found(classes):
     generator = np.random.default_rng(0)

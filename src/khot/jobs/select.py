@@ -187,10 +187,12 @@ def preparation(table: Table, task: str, seed: int) -> Any:
     fill = SimpleImputer(strategy="median", keep_empty_features=True)
     if not table.categories:
         return fill if np.isnan(table.x).any() else None
-    kind = "continuous"
+    kind, folds = "continuous", FOLDS
     if task == "classification" and table.y is not None:
-        kind = "binary" if len(np.unique(table.y.astype(str))) == 2 else "multiclass"
-    encode = TargetEncoder(target_type=kind, random_state=seed)
+        counts = np.unique(table.y.astype(str), return_counts=True)[1]
+        kind = "binary" if len(counts) == 2 else "multiclass"
+        folds = max(2, min(FOLDS, int(counts.max()) // 2))  # a part of the rows has a class in each fold too
+    encode = TargetEncoder(target_type=kind, cv=folds, random_state=seed)
     columns = list(range(len(table.names)))
     return ColumnTransformer([("fill", fill, columns[:plain]), ("encode", encode, columns[plain:])])
 
