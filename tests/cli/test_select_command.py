@@ -50,6 +50,31 @@ def test_odd_files_come_through(tmp_path):
     assert "RFE" not in done.stdout
 
 
+def test_standard_input_and_what_was_assumed_of_it():
+    """A German file with a copy of the target, a constant, names, and a column twice."""
+    lines, x = ["alter;größe;groß;kopie;eins;name;ziel"], np.random.default_rng(0).standard_normal((40, 3))
+    for i, (a, b, c) in enumerate(x.round(3)):
+        y = a + b
+        lines.append(f"{a};{b};{b + 0.05 * c:.3f};{2 * y:.3f};1;Person {i};{y:.3f}".replace(".", ","))
+    data = "\n".join(lines).encode("latin-1")
+    done = CliRunner().invoke(app, ["select", "-", "--target", "ziel", "-k", "2", "--steps", "40"], input=data)
+    assert done.exit_code == 0, done.output
+    said = " ".join(done.stdout.split())
+    for part in (
+        "2 of 5 features, regression, 40 rows, standard input",
+        "Assumed of the file: text as latin-1 (cp1252), since it is not UTF-8 (--encoding); semicolons between values",
+        "decimal commas (--decimal) in 'alter', 'größe', 'groß', 'kopie', 'ziel'.",
+        "Warning: column 'name' has a different string in each row",
+        "Warning: The same value in all rows, which cannot help: 'eins'.",
+        "Warning: Predicts the target alone, without error or nearly so: 'kopie'.",
+        "add --drop kopie",
+        "chosen in folds",
+    ):
+        assert part in said, part
+    done = CliRunner().invoke(app, ["select", "-"], input=b"")
+    assert (done.exit_code, done.stderr) == (2, "khot select: - is empty.\n")
+
+
 def broken_npz(tmp_path):
     path = tmp_path / "a.npz"
     path.write_bytes(b"PK\x03\x04 not a zip file")
@@ -89,7 +114,19 @@ ROWS = "".join(f"{i},{i % 2},{i % 3}\n" for i in range(20))
         (text("a.csv", "1,2\n3,4\n"), "names of the columns in its first line"),
         (text("a.csv", "a,b,a\n" + ROWS), "'a' twice"),
         (text("a.csv", "a,,b\n" + ROWS), "column 2 must have a name"),
-        (text("a.csv", b"a,b\n\xff\xfe,1\n"), "cannot be read as .csv"),
+        (text("a.csv", b"a,b\n\xff\xfe,1\n", "--encoding", "utf-8"), "cannot be read as .csv"),
+        (text("a.csv", b"a,b\n1,\0\n"), "must be text; got zero bytes"),
+        (text("a.csv.gz", b"\x1f\x8b not gzip"), "cannot be read as .csv"),
+        (text("a.gz", b"x"), "or one of these and .gz; got .gz"),
+        (text("a.csv", "a,b,c\n" + ROWS, "--encoding", "klingon"), "such as latin-1; got 'klingon'"),
+        (text("a.csv", "a,b,c\n" + ROWS, "--separator", ";;"), "must be one character, or tab; got ';;'"),
+        (
+            text("a.csv", "a,b,c\n" + ROWS, "--dates", "%d.%m.%Y"),
+            "--dates must fit all values of a column; got %d.%m.%Y",
+        ),
+        (text("a.csv", "a,b,c\n" + ROWS, "--levels", "0", "-k", "1"), "--levels must be ≥ 1; got 0"),
+        (text("a.tsv", "a\tb\n" + "1,234\t1\n2,345\t2\n" * 20, "-k", "1"), "numbers such as 1,234: add --decimal"),
+        (text("a.csv", "a\n" + "".join(f"w{i}\n" for i in range(30)), "-k", "1"), "no columns but identifiers"),
         (text("a.csv", "a,b,c\n1,2,3\n"), "at least 10 rows; got 1"),
         (text("a.csv", "alpha,beta,c\n" + ROWS, "--target", "betta"), "did you mean 'beta'"),
         (text("a.csv", "a,b,c\n" + ROWS, "--target", "zzzz"), "there are 'a', 'b', 'c'"),
@@ -103,11 +140,13 @@ ROWS = "".join(f"{i},{i % 2},{i % 3}\n" for i in range(20))
         (text("a.csv", "a,b\n" + "1,\n" * 20, "-k", "1"), "column 'b' has no values"),
         (text("a.csv", "a,b\n" + "1,inf\n" * 20, "-k", "1"), "column 'b' has values of 1e+100 or more"),
         (text("a.csv", "a,b\n" + "1,1e200\n2,1\n" * 20, "--target", "b", "-k", "1"), "must be less than 1e+100"),
-        (text("a.csv", "a;b\n" + "1;1,5\n2;2,5\n" * 20, "-k", "1"), "decimal commas"),
         (text("a.csv", "a=x,a,b\n" + "1,x,1\n2,y,2\n" * 20, "-k", "1"), "would be a feature a=x"),
         (text("a.csv", "a,b\n" + "1,x\n" * 20 + "1,y\n", "--target", "b", "-k", "1"), "got 1 of 'y'"),
         (text("a.csv", "a,b\n" + "1,x\n" * 20, "--target", "b", "-k", "1"), "at least 2 classes; got 1, 'x'"),
-        (text("a.csv", "a,b\n" + "".join(f"w{i},1\n" for i in range(30)), "-k", "1"), "too many different strings"),
+        (
+            text("a.csv", "a,b\n" + "".join(f"w{i % 30},1\n" for i in range(60)), "-k", "1"),
+            "too many different strings",
+        ),
         (text("a.csv", "a,b,c\n" + ROWS, "--task", "regression", "-k", "1"), "--task regression needs --target"),
         (
             text("a.csv", "a,b\n" + "1,x\n2,y\n" * 20, "--target", "b", "--task", "regression", "-k", "1"),
@@ -119,7 +158,8 @@ ROWS = "".join(f"{i},{i % 2},{i % 3}\n" for i in range(20))
         (broken_npz, "cannot be read as .npz"),
         (pickled_npz, "cannot be read as .npz"),
         (two_arrays, "must hold features X"),
-        (lambda t: ["--target", "y"], "--target and --drop need a FILE"),
+        (lambda t: ["--target", "y"], "--target, --drop and how to read need a FILE"),
+        (lambda t: ["--decimal", ","], "--target, --drop and how to read need a FILE"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(tmp_path, make, says):
@@ -154,11 +194,11 @@ def test_json_is_one_object(table, tmp_path):
     done = khot(table, "--target", "label", "-k", 2, "--json", "--out", tmp_path / "out", *QUICK)
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
-    assert set(found) == {"selected", "scores", "task", "k", "seed", "report", "complete", "notes"}
+    assert set(found) == {"selected", "scores", "task", "k", "seed", "report", "complete", "notes", "warnings"}
     assert found["complete"]
-    assert len(found["notes"]) == 2
+    assert (len(found["notes"]), found["warnings"]) == (3, [])
     assert [f["rank"] for f in found["selected"]] == [1, 2]
-    assert set(found["selected"][0]) == {"name", "rank", "inclusion_probability"}
+    assert set(found["selected"][0]) == {"name", "rank", "inclusion_probability", "stability", "stand_ins"}
     assert set(found["scores"]) == {"khot", "all features", "random", "SelectKBest", "L1", "RFE"}
     assert all(set(score) == {"mean", "std"} for score in found["scores"].values())
     assert (found["task"], found["k"], found["seed"]) == ("classification", 2, 0)

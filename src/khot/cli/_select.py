@@ -21,7 +21,11 @@ STOPPING = "Stopping; the best so far will be written. Ctrl-C again stops at onc
 
 Task = StrEnum("Task", ["auto", "classification", "regression", "reconstruction"])
 Model = StrEnum("Model", ["linear", "forest"])
-File = typer.Argument(help="A CSV, Parquet or npz file. If omitted, scikit-learn's digits.", show_default=False)
+Decimal = StrEnum("Decimal", {"point": ".", "comma": ","})
+File = typer.Argument(
+    help="A CSV, Parquet or npz file, also with .gz; - for standard input. If omitted, scikit-learn's digits.",
+    show_default=False,
+)
 Target = typer.Option(help="The column to predict. If omitted, choose the k columns that best reconstruct the others.")
 
 
@@ -34,6 +38,18 @@ def select(
     drop: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN", help="A column to leave out; repeat for more.")
     ] = None,
+    separator: Annotated[str | None, typer.Option(help="Between values: , ; | or tab.")] = None,
+    decimal: Annotated[
+        Decimal | None, typer.Option(help="The decimal mark; the other one separates thousands.")
+    ] = None,
+    encoding: Annotated[str | None, typer.Option(help="Of a text file, such as latin-1.")] = None,
+    missing: Annotated[
+        list[str] | None, typer.Option(metavar="MARK", help="What stands for a missing value; repeat for more.")
+    ] = None,
+    dates: Annotated[str | None, typer.Option(metavar="FORMAT", help="Of dates, such as %d.%m.%Y.")] = None,
+    levels: Annotated[
+        int, typer.Option(help="Most different strings of which each becomes a feature; more are target-encoded.")
+    ] = 20,
     steps: Annotated[int, typer.Option(help="Largest number of training steps, of each fit.")] = 1000,
     seed: Annotated[int, typer.Option(help="The same seed gives the same choice.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else, to stdout.")] = False,
@@ -45,8 +61,10 @@ def select(
     A gate over all features and a network are trained together. The k best features are then scored with a plain
     model, cross-validated, against all features, random ones, and scikit-learn's SelectKBest, L1 and RFE.
 
-    Missing values are replaced by the median. A column of strings becomes one feature for each value. The command says
-    so when it does either. Ctrl-C keeps the best so far and still writes the report; twice, and nothing is written.
+    Separators, decimal commas, dates, encodings and marks of missing values are found out, and said; options override
+    them. Missing values are replaced by the median of the rows that are trained on. A column of strings becomes one
+    feature for each value, or is target-encoded. The command warns of columns that are constant, number the rows, or
+    copy the target. Ctrl-C keeps the best so far and still writes the report; twice, and nothing is written.
 
     Without a file, it first shows a case that only khot solves, and then chooses ten of the 64 pixels of scikit-learn's
     digits.
@@ -64,16 +82,20 @@ def select(
             from ..jobs import select as job
             from ..jobs.select_report import report as make_report
 
-            source = job.digits() if file is None else job.read_table(file, target, drop or ())
-            if file is None and (target is not None or drop):
-                raise job.TableError("--target and --drop need a FILE")
-            if not 1 <= k <= len(source.names):
-                raise job.TableError(f"-k must satisfy 1 ≤ k ≤ {len(source.names)} (number of features); got {k}")
+            given = {"separator": separator, "decimal": decimal, "encoding": encoding, "dates": dates}
+            how = job.Reading(**given, missing=tuple(missing) if missing else None, levels=levels)
+            source = job.digits() if file is None else job.read_table(file, target, drop or (), how)
+            if file is None and (target is not None or drop or how != job.Reading()):
+                raise job.TableError("--target, --drop and how to read need a FILE")
+            kind = job.find_task_of(source, task)
+            n = len(source.features(kind))
+            if not 1 <= k <= n:
+                raise job.TableError(f"-k must satisfy 1 ≤ k ≤ {n} (number of features); got {k}")
             if not 0 <= seed < 2**32:
                 raise job.TableError(f"--seed must satisfy 0 ≤ seed < 2³²; got {seed}")
-            if steps < 1:
-                raise job.TableError(f"--steps must be ≥ 1; got {steps}")
-            kind = job.find_task_of(source, task)
+            for option, value in (("--steps", steps), ("--levels", levels)):
+                if value < 1:
+                    raise job.TableError(f"{option} must be ≥ 1; got {value}")
             report_path = report or (out / "report.html" if out else None)
             for path in (report_path, out and out / "selection.json", out and out / "features.csv"):
                 if path is not None:
@@ -81,8 +103,8 @@ def select(
         except (ValueError, ModuleNotFoundError) as problem:
             fail("select", str(problem))
         warn = partial(typer.echo, STOPPING, err=True)
-        how: dict[str, Any] = {"seed": seed, "model": model, "steps": steps, "with_xor": file is None}
-        result = job.select(source, kind, k, **how, on_progress=on_progress, on_interrupt=warn)
+        work: dict[str, Any] = {"seed": seed, "model": model, "steps": steps, "with_xor": file is None}
+        result = job.select(source, kind, k, **work, on_progress=on_progress, on_interrupt=warn)
     as_json = job.to_json(result, report_path)
     if report_path is not None:
         write(report_path, make_report(result, command()))
@@ -98,19 +120,37 @@ def select(
 
 
 def _show(result: "Selection", report: Path | None) -> None:
-    from ..jobs.select_report import XOR_HEADER, headline, measure, verdict, xor_rows, xor_verdict
+    from ..jobs.select_report import (
+        XOR_HEADER,
+        headline,
+        in_folds,
+        measure,
+        similar,
+        stability_header,
+        verdict,
+        xor_rows,
+        xor_verdict,
+    )
 
     show, source = console(), result.table
     if result.xor:
         show.print("\n1. Two columns that matter only together: who finds them?", style="bold")
         show.print(xor_verdict(result))
         show.print(table(XOR_HEADER, xor_rows(result)))
-    title = f"{result.k} of {len(source.names)} features, {result.task}, {len(source.x)} rows, {source.source}"
+    title = f"{result.k} of {len(result.features)} features, {result.task}, {len(source.x)} rows, {source.source}"
     show.print(f"\n{'2. ' * bool(result.xor)}{title}", style="bold")
     for note in source.notes:
         show.print(note, style="dim")
-    rows = [[f.name, str(f.rank), f"{f.inclusion_probability:.3f}"] for f in result.chosen]
-    show.print(table(["feature", "rank", "inclusion probability"], rows))
+    for said in result.warnings:
+        show.print(f"Warning: {said}", style="yellow")
+    folds = stability_header(result)
+    rows = [
+        [f.name, str(f.rank), f"{f.inclusion_probability:.3f}"] + [in_folds(result, f) for _ in folds]
+        for f in result.chosen
+    ]
+    show.print(table(["feature", "rank", "inclusion probability", *folds], rows))
+    for said in similar(result):
+        show.print(said)
     if result.scores:
         scores = [[name, f"{score.mean:.3f} ± {score.std:.3f}"] for name, score in result.scores.items()]
         show.print(table(["features by", measure(result)], scores))

@@ -1,7 +1,9 @@
 """Tables from CSV, Parquet and npz files: named columns of numbers, and what had to be done to get them."""
 
-import csv
+import gzip
+import io
 import re
+import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -10,22 +12,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._extras import require
+from ._text import AUTOMATIC, DAY, Reading, TableError, leave_out, parsed, some, split
 
 pl = require("polars", extra="select")
 
-MISSING = ["", "na", "n/a", "nan", "null", "none", "?"]
+STDIN = Path("-")
 ROW_NUMBERS = "row numbers"  # the name given to a first column without one, as pandas writes its index
 NUMBERED = re.compile(r"(id|index|key|number|nr)$", re.IGNORECASE)  # names of columns that number the rows
-MOST_LEVELS = 20  # largest number of different strings that a column may hold and still be encoded
 LEAST_ROWS = 10
 HUGE = 1e100  # squares of smaller numbers can still be summed
-LISTED = 5  # largest number of names in a message
+MAGIC = {b"PAR1": ".parquet", b"PK\x03\x04": ".npz"}  # how files begin whose name does not say what they are
 
 Image = tuple[int, int] | None  # height and width, if the columns are pixels
-
-
-class TableError(ValueError):
-    """A table cannot be used; the message is one line."""
 
 
 class Table(NamedTuple):
@@ -33,11 +31,21 @@ class Table(NamedTuple):
 
     source: str
     names: list[str]
-    x: np.ndarray  # (rows, n) float64, all finite
+    x: np.ndarray  # (rows, n) float64, finite or NaN for a missing value
     y: np.ndarray | None  # (rows), numbers or strings
     target: str | None
     notes: list[str]  # what was done to the file, in sentences
     image: Image
+    warnings: tuple[str, ...] = ()  # what may be wrong with the table, in sentences
+    categories: int = 0  # how many of the last columns hold numbers that only name a category
+
+    def features(self, task: str) -> list[str]:
+        """Return the names of features: for more than two classes, a category has one feature for each class."""
+        classes = np.unique(self.y.astype(str)) if task == "classification" and self.y is not None else ()
+        if not self.categories or len(classes) <= 2:
+            return self.names
+        plain = len(self.names) - self.categories
+        return self.names[:plain] + [f"{name}→{label}" for name in self.names[plain:] for label in classes]
 
 
 def digits() -> Table:
@@ -46,41 +54,54 @@ def digits() -> Table:
     return Table("scikit-learn's digits", list(found.feature_names), found.data, found.target, "digit", [], (8, 8))
 
 
-def read_table(path: Path, target: str | None, drop: Sequence[str] = ()) -> Table:
-    """Read a CSV, Parquet or npz file; `TableError` says in one line what is wrong with it."""
-    if not path.is_file():
+def read_table(path: Path, target: str | None, drop: Sequence[str] = (), how: Reading = AUTOMATIC) -> Table:
+    """Read a CSV, Parquet or npz file, or standard input for "-"; `TableError` says in one line what is wrong with it.
+
+    A file may be compressed by gzip. `how` overrides what is found out about a text file.
+    """
+    if path != STDIN and not path.is_file():
         raise TableError(f"{path} is {'not a file' if path.exists() else 'missing'}")
     readers = {".csv": _csv, ".tsv": _csv, ".parquet": _parquet, ".pq": _parquet, ".npz": _npz}
-    kind = path.suffix.lower()
-    if kind not in readers:
-        raise TableError(f"{path} must end in {', '.join(readers)}; got {path.suffix or 'no ending'}")
+    kind = (path.with_suffix("") if path.suffix.lower() == ".gz" else path).suffix.lower()
+    if path != STDIN and kind not in readers:
+        raise TableError(
+            f"{path} must end in {', '.join(readers)}, or one of these and .gz; got {path.suffix or 'no ending'}"
+        )
     try:
-        columns, image = readers[kind](path)
-        frame = pl.DataFrame([_column(name, values) for name, values in columns])
+        data = sys.stdin.buffer.read() if path == STDIN else path.read_bytes()
+        data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+        kind = kind or next((kind for magic, kind in MAGIC.items() if data.startswith(magic)), ".csv")
+        columns, image, separator, said = readers[kind](path, data, how)
+        frame = pl.DataFrame([_column(name, values, how) for name, values in columns])
     except TableError:
         raise
     except Exception as problem:  # whatever a parser says of a broken file
-        said = " ".join(str(problem).split()) or type(problem).__name__
-        raise TableError(f"{path} cannot be read as {kind}: {said}") from problem
+        said_so = " ".join(str(problem).split()) or type(problem).__name__
+        raise TableError(f"{path} cannot be read as {kind}: {said_so}") from problem
     if target is None and kind == ".npz" and "y" in frame.columns:
         target = "y"
     for name in (*drop, *([target] if target is not None else [])):
         if name not in frame.columns:
             near = get_close_matches(name, frame.columns, n=3) or get_close_matches(name.lower(), frame.columns, n=3)
-            hint = f"did you mean {' or '.join(map(repr, near))}" if near else f"there are {_some(frame.columns)}"
+            hint = f"did you mean {' or '.join(map(repr, near))}" if near else f"there are {some(frame.columns)}"
             raise TableError(f"no such column: {name!r}; {hint}")
-    return _table(path.name.encode(errors="surrogateescape").decode(errors="replace"), frame.drop(drop), target, image)
+    frame = frame.drop(drop)
+    texts, more = parsed([column for column in frame if column.dtype == pl.String], how, separator, target)
+    frame = frame.with_columns(texts)
+    said += more
+    notes = [f"Assumed of the file: {'; '.join(said)}."] if said else []
+    source = "standard input" if path == STDIN else path.name.encode(errors="surrogateescape").decode(errors="replace")
+    return _table(source, frame, target, image, notes, how.levels)
 
 
 Columns = list[tuple[str, Any]]
+Raw = tuple[Columns, Image, str, list[str]]
+"""Columns, the size of an image, the separator, and what was assumed."""
 
 
-def _csv(path: Path) -> tuple[Columns, Image]:
+def _csv(path: Path, data: bytes, how: Reading) -> Raw:
     """Read names from the first line; the separator is the most frequent of , ; tab | there."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        separator = max(",;\t|", key=file.readline().count)
-        file.seek(0)
-        lines = [line for line in csv.reader(file, delimiter=separator) if line]
+    lines, separator, said = split(data, how)
     if not lines:
         raise TableError(f"{path} is empty")
     names, rows = [name.strip() for name in lines[0]], lines[1:]
@@ -92,17 +113,17 @@ def _csv(path: Path) -> tuple[Columns, Image]:
     if not rows:
         raise TableError(f"{path} has names of columns but no rows")
     names[0] = names[0] or ROW_NUMBERS
-    return _named(path, names, list(zip(*rows, strict=True))), None
+    return _named(path, names, list(zip(*rows, strict=True))), None, separator, said
 
 
-def _parquet(path: Path) -> tuple[Columns, Image]:
-    frame = pl.read_parquet(path)
-    return _named(path, frame.columns, frame.get_columns()), None
+def _parquet(path: Path, data: bytes, how: Reading) -> Raw:
+    frame = pl.read_parquet(io.BytesIO(data))
+    return _named(path, frame.columns, frame.get_columns()), None, ",", []
 
 
-def _npz(path: Path) -> tuple[Columns, Image]:
+def _npz(path: Path, data: bytes, how: Reading) -> Raw:
     """Read `X` (rows, n) or images (rows, height, width), or the only such array; vectors beside it are columns."""
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+    with np.load(io.BytesIO(data), allow_pickle=False) as stored:
         arrays = dict(stored)
     named = [name for name in ("X", "x") if name in arrays]
     many = named or [name for name, array in arrays.items() if array.ndim in (2, 3)]
@@ -121,7 +142,7 @@ def _npz(path: Path) -> tuple[Columns, Image]:
     if len(names) != x.shape[1]:
         raise TableError(f"{path} must hold {x.shape[1]} names; got {len(names)}")
     others = [(name, array) for name, array in arrays.items() if array.shape == (len(x),)]
-    return _named(path, names, list(x.T)) + others, image
+    return _named(path, names, list(x.T)) + others, image, ",", []
 
 
 def _named(path: Path, names: Sequence[str], columns: Sequence[Any]) -> Columns:
@@ -133,20 +154,21 @@ def _named(path: Path, names: Sequence[str], columns: Sequence[Any]) -> Columns:
     return list(zip(names, columns, strict=True))
 
 
-def _column(name: str, values: Any) -> Any:
-    """Return a series of floats if all values are numbers, true or false, or missing; otherwise of strings."""
+def _column(name: str, values: Any, how: Reading) -> Any:
+    """Return a series of floats, of which dates are days since 1970; or of strings, which are still to be parsed."""
     column = pl.Series(name, values)
+    if column.dtype.is_temporal():
+        spans = {pl.Duration: lambda c: c.dt.total_milliseconds(), pl.Time: lambda c: c.cast(pl.Int64) / 1e6}
+        in_ms = spans.get(column.dtype.base_type(), lambda c: c.cast(pl.Datetime).dt.epoch("ms"))
+        return (in_ms(column) / DAY).cast(pl.Float64)
     if column.dtype.is_numeric() or column.dtype == pl.Boolean:
-        return column.cast(pl.Float64).fill_nan(None)
-    text = column.cast(pl.String).str.strip_chars()
-    text = text.set(text.str.to_lowercase().is_in(MISSING), None)
-    truth = text.str.to_lowercase().replace_strict({"true": 1.0, "false": 0.0}, default=None, return_dtype=pl.Float64)
-    made = (truth, text.cast(pl.Float64, strict=False))
-    return next((numbers for numbers in made if numbers.null_count() == text.null_count()), text)
+        marks = pl.Series(how.missing or (), dtype=pl.String).cast(pl.Float64, strict=False).drop_nulls()
+        column = column.cast(pl.Float64).fill_nan(None)
+        return column.set(column.is_in(marks).fill_null(False), None)
+    return column.cast(pl.String)
 
 
-def _table(source: str, frame: Any, target: str | None, image: Image) -> Table:
-    notes: list[str] = []
+def _table(source: str, frame: Any, target: str | None, image: Image, notes: list[str], levels: int) -> Table:
     if ROW_NUMBERS in frame.columns:
         frame = frame.drop(ROW_NUMBERS)
         notes.append("The first column has no name: it was taken for row numbers and left out.")
@@ -166,13 +188,20 @@ def _table(source: str, frame: Any, target: str | None, image: Image) -> Table:
         raise TableError(f"{source} must have at least {LEAST_ROWS} rows; got {len(frame)}")
     if y is not None and y.dtype != object and not (np.abs(y) < HUGE).all():
         raise TableError(f"the target {target!r} must be less than {HUGE:g}; got {np.abs(y).max():g}")
-    features = _features(frame, notes)
+    features, categories, warnings = _features(frame, notes, levels, has_target=y is not None)
+    if not features.width:
+        raise TableError(
+            f"{source} has no columns but identifiers" + (f", beside the target {target!r}" if target else "")
+        )
     image = image if image and features.width == image[0] * image[1] else None
-    return Table(source, features.columns, features.to_numpy(), y, target, notes, image)
+    return Table(source, features.columns, features.to_numpy(), y, target, notes, image, tuple(warnings), categories)
 
 
-def _features(frame: Any, notes: list[str]) -> Any:
-    """Replace missing numbers by the median, and columns of strings by a column of 0 and 1 for each string."""
+def _features(frame: Any, notes: list[str], most: int, *, has_target: bool) -> tuple[Any, int, list[str]]:
+    """Return columns of numbers, how many of the last ones name categories, and warnings.
+
+    A column of strings becomes a column of 0 and 1 for each string, or a category if it has more than `most`.
+    """
     numbers = [column for column in frame if column.dtype == pl.Float64]
     strings = {column.name: column.drop_nulls() for column in frame if column.dtype == pl.String}
     levels = {name: sorted(column.unique()) for name, column in strings.items()}
@@ -180,27 +209,33 @@ def _features(frame: Any, notes: list[str]) -> Any:
         raise TableError(f"{_have(empty)} no values; leave out with --drop")
     if huge := [column.name for column in numbers if (column.abs() >= HUGE).any()]:
         raise TableError(f"{_have(huge)} values of {HUGE:g} or more; leave out with --drop, or rescale")
-    if commas := [name for name, column in strings.items() if column.str.contains(r"^[+-]?\d+,\d+$").all()]:
-        raise TableError(f"{_have(commas)} numbers with decimal commas; write them with points")
-    if wide := [name for name in strings if len(levels[name]) > MOST_LEVELS]:
-        got = f"too many different strings ({wide[0]!r}: {len(levels[wide[0]])}; {MOST_LEVELS} can be encoded)"
-        raise TableError(f"{_have(wide)} {got}; leave out with --drop, or turn into numbers")
+    warnings = []
+    if unique := [name for name, known in strings.items() if len(levels[name]) == len(known) >= LEAST_ROWS]:
+        warnings.append(f"{_have(unique)} a different string in each row, like a name, and cannot help: left out.")
+    wide = [name for name in strings if name not in unique and len(levels[name]) > most]
+    if wide and not has_target:
+        got = f"too many different strings ({wide[0]!r}: {len(levels[wide[0]])}; at most {most} become features)"
+        raise TableError(f"{_have(wide)} {got}; leave out with --drop, name a --target, or raise --levels")
     if filled := [column.name for column in numbers if column.null_count()]:
-        notes.append(f"{_have(filled)} missing values, replaced by the median.")
-    if strings:
-        notes.append(f"{_have(list(strings))} strings: each value became a feature of its own, 0 or 1.")
+        notes.append(f"{_have(filled)} missing values, replaced by the median of the rows that are trained on.")
+    if narrow := [name for name in strings if name not in wide and name not in unique]:
+        notes.append(f"{_have(narrow)} strings: each value became a feature of its own, 0 or 1.")
+    if wide:
+        how = f"more than {most} different strings (--levels): each became the mean of the target, out of fold"
+        notes.append(f"{_have(wide)} {how}.")
     if identifiers := [column.name for column in numbers if _numbers_rows(column)]:
-        fix = " ".join(f"--drop {name}" for name in identifiers[:LISTED])
-        notes.append(f"{_have(identifiers)} a different whole number in each row: if they number the rows, add {fix}.")
+        hint = f"if they number the rows, add {leave_out(identifiers)}"
+        warnings.append(f"{_have(identifiers)} a different whole number in each row: {hint}.")
     columns = []
     for name in frame.columns:
         if name not in levels:
-            columns.append(pl.col(name).fill_null(pl.col(name).median()))
-        for level in levels.get(name, ()):
+            columns.append(pl.col(name))
+        for level in levels[name] if name in narrow else ():
             if f"{name}={level}" in frame.columns:
                 raise TableError(f"{level!r} in column {name!r} would be a feature {name}={level}, which is there")
             columns.append((pl.col(name) == level).fill_null(False).cast(pl.Float64).alias(f"{name}={level}"))
-    return frame.select(columns)
+    columns += [pl.col(name).rank("dense").cast(pl.Float64) for name in wide]
+    return frame.select(columns), len(wide), warnings
 
 
 def _numbers_rows(column: Any) -> bool:
@@ -212,9 +247,4 @@ def _numbers_rows(column: Any) -> bool:
 
 def _have(names: Sequence[str]) -> str:
     """Return a subject with its verb: "column 'a' has", "columns 'a', 'b' have"."""
-    return f"column {names[0]!r} has" if len(names) == 1 else f"columns {_some(names)} have"
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(map(repr, names[:LISTED])) + more
+    return f"column {names[0]!r} has" if len(names) == 1 else f"columns {some(names)} have"

@@ -16,23 +16,27 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 from sklearn.base import clone
+from sklearn.compose import ColumnTransformer
 from sklearn.decomposition import PCA
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.feature_selection import RFE, SelectFromModel, SelectKBest, f_classif, f_regression
+from sklearn.impute import SimpleImputer
 from sklearn.linear_model import Lasso, LogisticRegression, Ridge
 from sklearn.model_selection import KFold, StratifiedKFold
 from sklearn.pipeline import Pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import StandardScaler, TargetEncoder
 from threadpoolctl import threadpool_limits
 
 from .._interrupts import interruptible
 from .._threads import threads_for
 from ..sklearn import KHotSelector, find_task
 from ._table import Table as Table
-from ._table import TableError as TableError
 from ._table import digits as digits
 from ._table import read_table as read_table
+from ._text import Reading as Reading
+from ._text import TableError as TableError
+from ._trust import stand_ins, warn_of
 
 FOLDS = 5
 RANDOM_CHOICES = 5
@@ -52,6 +56,8 @@ class Feature(NamedTuple):
     name: str
     rank: int
     inclusion_probability: float
+    stability: float | None = None  # share of folds in which it was chosen, if they were compared
+    stand_ins: tuple[tuple[str, float], ...] = ()  # for a chosen one: features like it, and their correlations
 
 
 class Score(NamedTuple):
@@ -60,6 +66,7 @@ class Score(NamedTuple):
     mean: float
     std: float
     folds: tuple[float, ...]  # means over several choices, if a method makes several
+    chosen: tuple[float, ...] = ()  # for each feature, the share of choices that hold it, if the method chooses
 
 
 class Found(NamedTuple):
@@ -85,6 +92,7 @@ class Selection:
     is_complete: bool = False
     seconds: float = 0.0
     xor: dict[str, Found] = field(default_factory=dict)  # what `xor` found, if it was run
+    warnings: list[str] = field(default_factory=list)  # what may be wrong with the table, in sentences
 
     @property
     def chosen(self) -> list[Feature]:
@@ -129,7 +137,7 @@ def select(
     """
     if table.x.size > AFFORDABLE and task != "reconstruction":
         table.notes.append("RFE was left out of the comparison: the table is too large for it.")
-    result, n, began = Selection(table, task, k, seed, model), len(table.names), monotonic()
+    result, names, began = Selection(table, task, k, seed, model), table.features(task), monotonic()
     y = None if task == "reconstruction" else table.y
     if task == "classification" and y is not None:
         y = np.unique(y.astype(str), return_inverse=True)[1]
@@ -137,7 +145,10 @@ def select(
 
         def watch(entry: dict[str, float]) -> bool:
             is_final = entry["budget"] <= k
-            loss, now = f"loss {entry['validation_loss']:.4f}", f"{n} → {k} features: now {entry['budget']:.0f}"
+            loss, now = (
+                f"loss {entry['validation_loss']:.4f}",
+                f"{len(names)} → {k} features: now {entry['budget']:.0f}",
+            )
             on_progress(f"choosing   {loss if is_final else now}", int(entry["step"]), steps)
             return is_interrupted()
 
@@ -148,16 +159,50 @@ def select(
         if with_xor:
             result.xor = xor(seed, steps, on_progress)
         on_progress("choosing", 0, steps)
-        selector = KHotSelector(k, task=task, max_steps=steps, random_state=seed, callback=watch).fit(table.x, y)
+        prepare = preparation(table, task, seed)
+        x = table.x if prepare is None else prepared(prepare, table.x, y)
+        result.warnings = [*table.warnings, *warn_of(names, x, y, task, is_image=table.image is not None)]
+        selector = KHotSelector(k, task=task, max_steps=steps, random_state=seed, callback=watch).fit(x, y)
         probabilities = selector.inclusion_probabilities_
         order = np.argsort(-selector.scores_, kind="stable")
-        result.features = [Feature(table.names[i], r + 1, float(probabilities[i])) for r, i in enumerate(order)]
+        result.features = [Feature(names[i], r + 1, float(probabilities[i])) for r, i in enumerate(order)]
+        for r, found in enumerate(stand_ins(x, order[:k])):
+            similar = tuple((names[j], round(value, 3)) for j, value in found)
+            result.features[r] = result.features[r]._replace(stand_ins=similar)
         result.history = selector.history_
         if not is_interrupted():
-            result.scores.update(compare(table.x, y, task, k, seed=seed, model=model, steps=steps, on_fold=fold))
+            how: dict[str, Any] = {"seed": seed, "model": model, "steps": steps, "on_fold": fold}
+            result.scores.update(compare(table.x, y, task, k, prepare=prepare, **how))
+        if "khot" in result.scores and (share := result.scores["khot"].chosen):
+            pairs = zip(result.features, order, strict=True)
+            result.features = [feature._replace(stability=share[i]) for feature, i in pairs]
         result.is_complete = not is_interrupted()
     result.seconds = monotonic() - began
     return result
+
+
+def preparation(table: Table, task: str, seed: int) -> Any:
+    """Return what fills missing values and encodes categories, to be fitted to training rows; None if all are there."""
+    plain = len(table.names) - table.categories
+    fill = SimpleImputer(strategy="median", keep_empty_features=True)
+    if not table.categories:
+        return fill if np.isnan(table.x).any() else None
+    kind, folds = "continuous", FOLDS
+    if task == "classification" and table.y is not None:
+        counts = np.unique(table.y.astype(str), return_counts=True)[1]
+        kind = "binary" if len(counts) == 2 else "multiclass"
+        folds = max(2, min(FOLDS, int(counts.max()) // 2))  # a part of the rows has a class in each fold too
+    encode = TargetEncoder(target_type=kind, cv=folds, random_state=seed)
+    columns = list(range(len(table.names)))
+    return ColumnTransformer([("fill", fill, columns[:plain]), ("encode", encode, columns[plain:])])
+
+
+def prepared(prepare: Any, x: np.ndarray, y: np.ndarray | None) -> np.ndarray:
+    """Fit to training rows and return them; a category is encoded by the targets of other rows than its own."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*TargetEncoder.*deprecated", category=FutureWarning)
+        warnings.filterwarnings("ignore", message="The least populated class")
+        return np.asarray(prepare.fit_transform(x, y))
 
 
 def xor(seed: int, steps: int, on_progress: Progress) -> dict[str, Found]:
@@ -221,12 +266,13 @@ def compare(
     seed: int = 0,
     model: str = "linear",
     steps: int = 1000,
+    prepare: Any = None,
     on_fold: Callable[[str, int, int], bool | None] = lambda name, done, total: None,
 ) -> Iterator[tuple[str, Score]]:
     """Yield each method with its score: accuracy, or R² of the target or of all features.
 
-    Methods choose anew in every fold, on the rows that are not scored. One that fails has no score. Stops if
-    `on_fold`, which is called with the method and the folds done and in all, returns True.
+    Methods choose anew in every fold, on the rows that are not scored, to which `prepare` is fitted first. One that
+    fails has no score. Stops if `on_fold`, which is called with the method and the folds done and in all, returns True.
     """
     if task == "regression" and y is not None:
         y = (y - y.mean()) / (y.std() or 1)  # R² does not see it, penalties do
@@ -253,29 +299,39 @@ def compare(
         for selector in candidates.get("khot", ()):
             selector.callback = watch  # it takes the longest
         for name, selectors in candidates.items():
-            scores = []
+            scores, choices = [], []
             for selector in selectors:
                 scored = ("model", plain_model(task, model, seed))
                 pipe = Pipeline([("scale", StandardScaler()), ("select", selector), scored])
                 for train, test in parts:
                     if not watch():
-                        scores.append(_score(clone(pipe), x, y, train, test))
+                        fitted = clone(pipe)
+                        scores.append(_score(fitted, prepare, x, y, train, test))
+                        if math.isfinite(scores[-1]) and hasattr(fitted["select"], "get_support"):
+                            choices.append(fitted["select"].get_support())
                     if stopped:
                         return
                     done += cost[name]
             each = np.array(scores).reshape(-1, len(parts))
-            yield name, Score(float(each.mean()), float(each.std()), tuple(each.mean(0).tolist()))
+            chosen = tuple(np.mean(choices, axis=0).tolist()) if choices else ()
+            yield name, Score(float(each.mean()), float(each.std()), tuple(each.mean(0).tolist()), chosen)
 
 
-def _score(pipe: Pipeline, x: np.ndarray, y: np.ndarray | None, train: np.ndarray, test: np.ndarray) -> float:
-    if y is not None:
-        try:
-            return float(pipe.fit(x[train], y[train]).score(x[test], y[test]))
-        except ValueError:  # such as a constant column in this part, or one class
-            return float("nan")
-    scaler = StandardScaler().fit(x[train])
-    wanted = scaler.transform(x[test])
-    error = pipe.fit(x[train], scaler.transform(x[train])).predict(x[test]) - wanted
+def _score(
+    pipe: Pipeline, prepare: Any, x: np.ndarray, y: np.ndarray | None, train: np.ndarray, test: np.ndarray
+) -> float:
+    known, new, y_known = x[train], x[test], None if y is None else y[train]
+    try:
+        if prepare is not None:
+            prepare = clone(prepare)
+            known, new = prepared(prepare, known, y_known), prepare.transform(new)
+        if y is not None:
+            return float(pipe.fit(known, y_known).score(new, y[test]))
+    except ValueError:  # such as a constant column in this part, or one class
+        return float("nan")
+    scaler = StandardScaler().fit(known)
+    wanted = scaler.transform(new)
+    error = pipe.fit(known, scaler.transform(known)).predict(new) - wanted
     return float(1 - (error**2).sum() / (wanted**2).sum())  # of all columns together: some are constant in a part
 
 
@@ -291,12 +347,13 @@ def to_json(selection: Selection, report: Path | None) -> str:
         "report": None if report is None else str(report),
         "complete": selection.is_complete,
         "notes": selection.table.notes,
+        "warnings": selection.warnings,
     }
     return json.dumps(record, indent=1, allow_nan=False)
 
 
 def to_csv(selection: Selection) -> str:
     """Return all features as CSV, the best first."""
-    rows = [(f.rank, f.name, f.inclusion_probability, int(f.rank <= selection.k)) for f in selection.features]
-    frame = pl.DataFrame(rows, ["rank", "name", "inclusion_probability", "selected"], orient="row")
+    rows = [(*f[1::-1], f.inclusion_probability, int(f.rank <= selection.k), f.stability) for f in selection.features]
+    frame = pl.DataFrame(rows, ["rank", "name", "inclusion_probability", "selected", "stability"], orient="row")
     return str(frame.write_csv(float_precision=6))

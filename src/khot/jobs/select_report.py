@@ -5,9 +5,10 @@ import math
 import numpy as np
 
 from ._page import Html, dim, figure, lines, meter, page, pairs, pixels, section, table, tag
-from .select import RIVALS, XOR, Score, Selection
+from .select import RIVALS, XOR, Feature, Score, Selection
 
 SHOWN = 30  # largest number of features in the picture
+STAND_INS = 3  # largest number of features named for each chosen one
 EXAMPLES = 10  # largest number of images in the picture
 PRACTICAL = 0.005  # smallest difference, as a fraction of the score, that is of any use
 MEASURES = {"classification": "accuracy", "regression": "R²", "reconstruction": "R² of all features"}
@@ -25,7 +26,8 @@ def report(s: Selection, command: str) -> str:
     return page(
         f"{s.k} of {len(s.features)} features: {s.table.source}",
         *_examples(s),
-        *(summary + [dim(note) for note in s.table.notes]),
+        *(summary + [tag("p", tag("strong", "Warning"), f": {said}") for said in s.warnings]),
+        *(dim(note) for note in s.table.notes),
         section("What was chosen", *_chosen(s)),
         section("Against other choices", *_comparison(s)),
         *([section("Two columns that matter only together", *together)] if s.xor else []),
@@ -131,13 +133,40 @@ def _chosen(s: Selection) -> list[Html]:
         values = np.array([known[name] for name in s.table.names]).reshape(s.table.image)
         picture = pixels(values, _is_chosen(s), description="the chosen pixels")
         parts.append(figure(picture, "The chosen pixels are framed; the stronger the colour, the more probable."))
+    folds = stability_header(s)
     rows = [
         [f.name, meter(f.inclusion_probability, is_marked=f.rank <= s.k), f"{f.inclusion_probability:.3f}"]
+        + [in_folds(s, f) for _ in folds]
         for f in s.features[:SHOWN]
     ]
-    parts.append(table(["feature", "", "inclusion probability"], rows, range(s.k)))
+    parts.append(table(["feature", "", "inclusion probability", *folds], rows, range(s.k)))
     more = f" The first {SHOWN} are shown." if len(s.features) > SHOWN else ""
-    return [*parts, dim(f"Inclusion probabilities sum to k over all features.{more}")]
+    how = " Chosen in folds: how often it is chosen again from a part of the rows." if folds else ""
+    parts += [tag("p", said) for said in similar(s)]
+    return [*parts, dim(f"Inclusion probabilities sum to k over all features.{how}{more}")]
+
+
+def stability_header(s: Selection) -> list[str]:
+    """Return the name of the column of `in_folds`, if there is one."""
+    return ["chosen in folds"] if s.features and s.features[0].stability is not None else []
+
+
+def in_folds(s: Selection, feature: Feature) -> str:
+    """Say in how many folds a feature was chosen."""
+    folds = sum(map(math.isfinite, s.scores["khot"].folds))
+    return f"{round((feature.stability or 0.0) * folds)} of {folds}"
+
+
+def similar(s: Selection) -> list[str]:
+    """Say which features could stand in for chosen ones."""
+    said, chosen = [], {feature.name for feature in s.chosen}
+    for feature in s.chosen:
+        for other, r in feature.stand_ins[:STAND_INS]:
+            if other not in chosen:
+                said.append(f"{other} could stand in for {feature.name}, r = {r:.2f}.")
+            elif other > feature.name:
+                said.append(f"{feature.name} and {other} are both chosen and nearly the same, r = {r:.2f}.")
+    return said
 
 
 def _comparison(s: Selection) -> list[Html]:

@@ -1,0 +1,76 @@
+"""What may be wrong with a choice of features: constants, copies of the target, and columns that could stand in."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+from sklearn.metrics import balanced_accuracy_score
+from sklearn.tree import DecisionTreeClassifier
+
+from ._text import leave_out, some
+
+COPY = 0.999  # smallest correlation, or balanced accuracy, of a column that may be a copy of the target
+STAND_IN = 0.95  # smallest correlation of a column that could stand in for another
+SAMPLE = 2000  # most rows, evenly spaced, on which classes are told apart
+LARGE = 20_000  # most rows, evenly spaced, of correlations
+
+
+def warn_of(names: Sequence[str], x: np.ndarray, y: np.ndarray | None, task: str, *, is_image: bool) -> list[str]:
+    """Return a sentence on constant columns, and one on columns that alone give the target; images have constants."""
+    said = []
+    constant = [name for name, spread in zip(names, np.ptp(x, axis=0), strict=True) if spread == 0]
+    if constant and not is_image:
+        said.append(f"The same value in all rows, which cannot help: {some(constant)}.")
+    if y is not None and (copies := [names[i] for i in copies_of(x, y, task)]):
+        hint = f"If that is a copy of the target, or known only after it, add {leave_out(copies)}."
+        said.append(f"Predicts the target alone, without error or nearly so: {some(copies)}. {hint}")
+    return said
+
+
+def copies_of(x: np.ndarray, y: np.ndarray, task: str) -> list[int]:
+    """Return the columns of which each alone gives the target.
+
+    These have a correlation of .999 with the target, with its ranks, or with a class against the others; or thresholds,
+    as many as separate the classes, tell all classes apart.
+    """
+    most = LARGE if task == "regression" else SAMPLE
+    x, y = _spaced(x, most), _spaced(y, most)
+    if task == "regression":
+        linear, monotone = correlations(y[:, None], x), correlations(_ranks(y[:, None]), _ranks(x))
+        return np.flatnonzero(np.maximum(np.abs(linear), np.abs(monotone))[0] >= COPY).tolist()
+    classes = np.unique(y)
+    found = np.abs(correlations((y[:, None] == classes).astype(float), x)).max(0) >= COPY
+    tree = DecisionTreeClassifier(max_leaf_nodes=max(2, len(classes)), class_weight="balanced", random_state=0)
+    for i in np.flatnonzero(~found):
+        guess = tree.fit(x[:, [i]], y).predict(x[:, [i]])
+        found[i] = balanced_accuracy_score(y, guess) >= COPY
+    return np.flatnonzero(found).tolist()
+
+
+def stand_ins(x: np.ndarray, columns: np.ndarray) -> list[list[tuple[int, float]]]:
+    """Return for each of some columns those that could stand in for it, with correlations, the strongest first."""
+    x = _spaced(x, LARGE)
+    r = correlations(x[:, columns], x)
+    r[np.arange(len(columns)), columns] = 0.0
+    return [[(int(i), float(row[i])) for i in np.argsort(-abs(row)) if abs(row[i]) >= STAND_IN] for row in r]
+
+
+def _ranks(x: np.ndarray) -> np.ndarray:
+    """Return the ranks in each column; equal values share the mean of theirs."""
+    return np.asarray(pl.from_numpy(x).select(pl.all().rank()).to_numpy())
+
+
+def _spaced(x: np.ndarray, most: int) -> np.ndarray:
+    """Return evenly spaced rows, all if there are not more than `most`."""
+    return x if len(x) <= most else x[np.linspace(0, len(x) - 1, most).astype(int)]
+
+
+def correlations(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return the correlations of columns of a and b, (n of a, n of b); those of a constant column are 0."""
+    unit = []
+    for x in (a, b):
+        x = x - x.mean(0)
+        x = x / np.where(peak := np.abs(x).max(0), peak, 1)  # the squares of large numbers stay finite
+        length = np.linalg.norm(x, axis=0)
+        unit.append(x / np.where(length > 0, length, 1))
+    return np.asarray(unit[0].T @ unit[1])
