@@ -8,7 +8,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import khot
-from khot.nn import routing
+from khot.nn import routing, sparsity
+from khot.nn.sparsity import Sparsifier
 
 TOKENS, DIM, EXPERTS, K = 24, 6, 5, 2
 
@@ -113,6 +114,30 @@ def gates_under_ddp():
         (y.square().sum() * (dist.get_world_size() if is_split else 1)).backward()
         results.append(torch.cat([p.grad.flatten() for p in layer.parameters()]))
     torch.testing.assert_close(*results, rtol=0, atol=1e-11)
+
+
+def sparsifiers_under_ddp():
+    """Each process computes the same masks from the same weights, and the model is that of one process."""
+    x, own = tokens()
+    results = []
+    for is_split in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(DIM, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)).double()
+        sparsifier = Sparsifier(model, 0.3, steps=12, mask=sparsity.soft)
+        trained = DistributedDataParallel(model) if is_split else model
+        optimizer = torch.optim.SGD(trained.parameters(), 0.5)
+        share = dist.get_world_size() if is_split else 1
+        for _ in range(12):
+            optimizer.zero_grad()
+            (share * (trained(x[own] if is_split else x) - 1).square().sum() / TOKENS).backward()
+            optimizer.step()
+            sparsifier.step()
+        results.append(torch.cat([p.detach().flatten() for p in sparsifier.finalize().parameters()]))
+    assert int((results[0] == 0).sum()) == 45  # of 64 weights 19 stay
+    torch.testing.assert_close(*results, rtol=0, atol=1e-12)
+    first = results[1].clone()
+    dist.broadcast(first, 0)
+    assert torch.equal(first, results[1]), "all processes have the same weights"
 
 
 def budgets_over_fsdp_parameters():

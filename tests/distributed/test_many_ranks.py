@@ -28,7 +28,7 @@ LAYOUTS = "hard_with_ties masks_costs_dims_and_half_precision"
 MESH = "placements_of_all_kinds arguments_with_layouts_of_their_own other_functions partial_sums_are_made_whole"
 SAMPLES = "the_same_bits_in_every_layout the_first_process_gives_the_seed sample_khot_in_parts_and_of_a_dtensor"
 LAYERS = "warnings_come_once balanced_routes expert_choice_among_all_tokens loads_and_losses_under_ddp gates_under_ddp"
-LAYERS += " budgets_over_fsdp_parameters experts_divided_over_processes"
+LAYERS += " sparsifiers_under_ddp budgets_over_fsdp_parameters experts_divided_over_processes"
 FAULTS = "killed_before killed_between_rounds killed_between_forward_and_backward raises_and_ends sleeps"
 JOBS = {
     "two": job(2, "solver_cases", f"{SOLVER} family_float32_even derivatives compiled"),
