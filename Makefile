@@ -181,6 +181,7 @@ sparsity: $(call stamp,test)
 	$(BIN)/python -m benchmarks.sparsity $(if $(FASHION),--fashion $(FASHION)) $(if $(TEXT),--text $(TEXT))
 	$(BIN)/python -m benchmarks.flops $(if $(FASHION),--fashion $(FASHION))
 	$(BIN)/python -m benchmarks.architectures --train
+	$(BIN)/python -m benchmarks.sparsity_overhead
 
 # Kill `khot select` and `khot sae` at random moments.
 kill: $(call stamp,test)
