@@ -1,13 +1,12 @@
 """Attention whose weights are σ_k: each key counts at most once, and k keys' worth of weight are shared out."""
 
 from collections.abc import Callable
-from numbers import Integral
 
 import torch
 from torch import Tensor, nn
 
 from .. import _check
-from ._precision import KeepsPrecision, shown, wide_dtype
+from ._precision import KeepsPrecision, hold, shown
 from .selectors import Selector, hard, sampled, soft
 
 Number = float | Tensor
@@ -67,16 +66,7 @@ class SigmoidTopKAttention(KeepsPrecision):
             raise ValueError(f"{want}; got {embed_dim}, {num_heads} and {kv_heads}.")
         if isinstance(k, Tensor):
             _check.broadcasts("k", k, (num_heads,), "the heads")
-        if isinstance(k, nn.Parameter):
-            self.k = k
-        elif isinstance(k, Tensor):
-            self.register_buffer("k", k)
-        else:
-            self.k = int(k) if isinstance(k, Integral) else float(k)
-        if isinstance(temperature, nn.Parameter):
-            self.temperature = temperature
-        else:
-            self.register_buffer("temperature", torch.as_tensor(temperature, dtype=wide_dtype()))
+        hold(self, k, temperature)
         self.num_heads, self.kv_heads = int(num_heads), int(kv_heads)
         self.selector, self.normalize = selector, normalize
         width = embed_dim // num_heads * kv_heads

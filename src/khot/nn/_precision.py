@@ -1,6 +1,7 @@
 """What every layer with numbers in buffers shares: their precision, and how they are printed."""
 
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any, Self
 
 import torch
@@ -22,6 +23,19 @@ class KeepsPrecision(nn.Module):
             if new.is_floating_point() and new.dtype.itemsize < 4 and new.dtype != old.dtype:
                 setattr(self, name, old.to(new.device, torch.float32))
         return self
+
+
+def hold(module: nn.Module, k: float | Tensor, temperature: float | Tensor) -> None:
+    """Keep a count and a temperature in a Module: Parameters as they are, tensors as buffers, a number as k."""
+    if isinstance(k, Tensor) and not isinstance(k, nn.Parameter):
+        module.register_buffer("k", k)
+    else:
+        count: Any = k if isinstance(k, nn.Parameter) else int(k) if isinstance(k, Integral) else float(k)
+        module.k = count
+    if isinstance(temperature, nn.Parameter):
+        module.temperature = temperature
+    else:
+        module.register_buffer("temperature", torch.as_tensor(temperature, dtype=wide_dtype()))
 
 
 def wide_dtype() -> torch.dtype:

@@ -5,11 +5,10 @@ A metric is a function of queries (…, q, d) and keys (…, m, d) to distances 
 
 import math
 from collections.abc import Callable
-from numbers import Integral
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import normalize
 
 from .. import _check, _shape
@@ -17,7 +16,7 @@ from .._torch import no_autocast
 from ..designs import Design
 from ..estimators import straight_through_sample
 from ..relaxations import Relaxation, ordered_topk, sigmoid_topk
-from ._precision import KeepsPrecision, shown, wide_dtype
+from ._precision import KeepsPrecision, hold, shown
 
 __all__ = ["Neighbors", "SoftNeighbors", "cosine", "euclidean", "neighbors_loss", "squared_euclidean"]
 
@@ -131,16 +130,7 @@ class SoftNeighbors(KeepsPrecision):
             raise ValueError("`design` must be None if `ordered` is True: slots are not drawn. Choose one of the two.")
         if candidates is not None:
             _check.at_least("candidates", candidates, 1 if isinstance(k, Tensor) else math.ceil(k))
-        if isinstance(k, nn.Parameter):
-            self.k = k
-        elif isinstance(k, Tensor):
-            self.register_buffer("k", k)
-        else:
-            self.k = int(k) if isinstance(k, Integral) else float(k)
-        if isinstance(temperature, nn.Parameter):
-            self.temperature = temperature
-        else:
-            self.register_buffer("temperature", torch.as_tensor(temperature, dtype=wide_dtype()))
+        hold(self, k, temperature)
         self.relaxation, self.metric, self.ordered, self.design = relaxation, metric, ordered, design
         self.candidates = candidates
 
