@@ -4,6 +4,7 @@ import copy
 import inspect
 import pickle
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -213,9 +214,30 @@ def test_routers_of_another_kind_are_refused():
 
     with pytest.raises(ValueError, match=r"gate must give \(logits, weights, indices\); it gives Tensor"):
         khot.hf.swap_routers(nn.ModuleDict({"gate": OddRouter(4, 8)}))
-    OddRouter.num_group = 4
-    with pytest.raises(ValueError, match="chooses within 4 groups"):
-        khot.hf.swap_routers(nn.ModuleDict({"gate": OddRouter(4, 8)}))
+
+
+def test_groups_by_a_rule_that_is_not_known_are_refused():
+    class GroupRouter(nn.Linear):
+        top_k, num_group, topk_group = 2, 4, 2
+
+        def forward(self, hidden):
+            logits = super().forward(hidden)
+            return logits, *(-logits).sigmoid().topk(2, -1)  # the worst, which are in no good group
+
+    with pytest.raises(ValueError, match="must choose groups of experts by the best one or two of each"):
+        khot.hf.swap_routers(nn.ModuleDict({"gate": GroupRouter(4, 8)}))
+
+
+def test_probabilities_in_the_place_of_logits_are_refused():
+    class ProbabilityRouter(nn.Linear):
+        top_k = 2
+
+        def forward(self, hidden):
+            probs = super().forward(hidden).softmax(-1)
+            return probs, *probs.topk(2, -1)
+
+    with pytest.raises(ValueError, match=r"must give logits of 8 experts .* what looks like probabilities"):
+        khot.hf.swap_routers(nn.ModuleDict({"gate": ProbabilityRouter(4, 8)}))
 
 
 def test_a_model_without_routers_is_named():
@@ -284,3 +306,69 @@ def test_a_wrapped_route_that_loses_experts_is_refused_before_any_router_changes
     with pytest.raises(ValueError, match=r"must give 8 probabilities .* got 4 from 8 scores"):
         khot.hf.swap_routers(model, lambda scores, k: routing.noisy_topk(scores, k))
     assert [type(module) for module in model.modules()] == kinds
+
+
+def test_the_table_of_families_is_true():
+    """docs/tables/router-families.md, where the installed transformers has the same routers."""
+    from benchmarks import router_families
+
+    page = (Path(__file__).parents[2] / "docs/tables/router-families.md").read_text(encoding="utf-8")
+    lines = [line.replace("`", "") for line in page.splitlines() if line.startswith("| `")]
+    told = {tuple(cell.strip() for cell in line.split("|")[1:4]) for line in lines}
+    found = router_families.families()
+    same = {(e.model, e.router, e.refused.replace("`", "") or e.own_rule or "none of khot's") for e in found} & told
+    assert len(same) >= 60
+    assert not {name for _, name, _ in told - same} & {e.router for e in found}
+
+
+def test_a_wrong_scale_is_not_taken_for_the_own_rule(monkeypatch):
+    """A negative control of the table."""
+    from benchmarks import router_families
+
+    (case,) = (each for each in router_families.routers() if each[1].__name__ == "DeepseekV3TopkRouter")
+    assert router_families.tried(*case).own_rule == "sigmoid_gates"
+    monkeypatch.setattr("khot.hf._routers._scale", lambda router, given: 1.0)
+    assert router_families.tried(*case).own_rule == ""
+    monkeypatch.undo()
+    monkeypatch.setattr("khot.hf._routers._groups", lambda name, router, given: None)
+    assert router_families.tried(*case).own_rule == ""
+
+
+@pytest.mark.parametrize("route", [routing.balanced_sigma_topk, routing.expert_choice])
+def test_padding_reaches_routes_of_all_tokens(route):
+    """Experts that choose among all tokens chose padding, which pushed real tokens out."""
+    model = make("Mixtral")
+    khot.hf.swap_routers(model, route)
+    padded = torch.cat([TOKENS, torch.full((2, 30), 2)], 1)
+    mask = (torch.arange(40) < 10).long().expand(2, 40)
+    with torch.no_grad():
+        expected = model(TOKENS).logits
+        for given in ({"attention_mask": mask}, {"attention_mask": mask.bool()}):
+            assert torch.allclose(model(padded, **given).logits[:, :10], expected, atol=1e-5)
+        assert not torch.allclose(model(padded).logits[:, :10], expected, atol=1e-5)  # the negative control
+        assert torch.allclose(model(TOKENS).logits, expected)  # no mask is left behind
+    for again in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        with torch.no_grad():
+            assert torch.allclose(again(padded, attention_mask=mask).logits[:, :10], expected, atol=1e-5)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("sample", [False, True])
+@pytest.mark.parametrize("route", [routing.sigma_topk, routing.balanced_sigma_topk])
+def test_swapped_models_compile_whole(route, sample):
+    """Prices of experts read values on the way, which no graph could hold."""
+    model = make("Mixtral").train()
+    khot.hf.swap_routers(model, partial(route, sample=sample))
+    losses, slopes = [], []
+    for call in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
+        torch.manual_seed(0)
+        model.zero_grad()
+        loss = call(TOKENS, labels=TOKENS).loss
+        loss.backward()
+        losses.append(loss.detach())
+        slopes.append(next(m.weight.grad.clone() for m in model.modules() if hasattr(m, "khot_choice")))
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-4 if not sample else 0.05, atol=0)
+    assert slopes[1].isfinite().all()
+    assert slopes[1].any()
+    if not sample:
+        torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-3, atol=1e-6)

@@ -38,17 +38,20 @@ HERE = Here()
 
 
 def prices(
-    sigmoid_topk: SigmoidTopK, x: Tensor, k: int, capacity: float, temperature: float, total: Total = HERE
+    sigmoid_topk: SigmoidTopK, x: Tensor, k: int, capacity: float | None, temperature: float, total: Total = HERE
 ) -> Tensor:
     """Return (n) prices with which the columns of `σ_k((x − prices)/T)` sum to the capacity, or to less at price 0.
 
-    x is (rows, n). With the smallest possible capacity, k·rows/n, all columns sum to it; then prices may be negative,
-    and have mean 0. With `total`, the rows of all processes count, and all of them get the same prices. Prices maximise
-    a concave function, whose gradient is load − capacity. Sharp scores make it nearly piecewise linear, so it is solved
-    at high temperatures first. Rows with NaN are left out.
+    x is (rows, n). With the smallest possible capacity, k·rows/n (None), all columns sum to it; then prices may be
+    negative, and have mean 0. With `total`, the rows of all processes count, and all of them get the same prices.
+    Prices maximise a concave function, whose gradient is load − capacity. Sharp scores make it nearly piecewise linear,
+    so it is solved at high temperatures first. Rows with NaN are left out.
     """
     found = x.new_zeros(x.shape[-1])
     x = x[~x.isnan().any(-1)]
+    rows = float(total.sum(torch.tensor(float(len(x)), dtype=torch.float64, device=x.device)))
+    least = k * rows / x.shape[-1]
+    capacity = least if capacity is None else max(capacity, least)
     finite = torch.where(x.isfinite(), x, torch.nan)
     away = (finite - finite.nanmean(-1, keepdim=True)).abs()
     if total is HERE:
@@ -58,9 +61,9 @@ def prices(
         spread = size / number if number else float("nan")
     current = max(temperature, spread)
     while current > temperature:
-        found = _at(sigmoid_topk, found, x, k, capacity, current, ROUGHLY, total)
+        found = _at(sigmoid_topk, found, x, k, capacity, capacity == least, current, ROUGHLY, total)
         current = max(temperature, current / COOLING)
-    return _at(sigmoid_topk, found, x, k, capacity, temperature, CLOSE, total)
+    return _at(sigmoid_topk, found, x, k, capacity, capacity == least, temperature, CLOSE, total)
 
 
 def _at(
@@ -69,13 +72,12 @@ def _at(
     x: Tensor,
     k: int,
     capacity: float,
+    is_equal: bool,
     temperature: float,
     close: float,
     total: Total,
 ) -> Tensor:
     """Improve prices by Newton's method at one temperature, with a search along each step."""
-    rows = float(total.sum(torch.tensor(float(len(x)), dtype=torch.float64, device=x.device)))
-    is_equal = capacity <= k * rows / x.shape[-1]
     inner = x[x.isfinite()]
     ends = torch.stack((-inner.min(), inner.max())) if len(inner) else x.new_full((2,), -torch.inf)
     below, above = total.max(ends).tolist()

@@ -1,7 +1,12 @@
-"""Routers of transformers models that choose by khot's routes."""
+"""Routers of transformers models that choose by khot's routes.
+
+What a router does is found by giving it random tokens, once, when it is swapped: how it computes its scores, what its
+weights sum to, and within which groups of experts it chooses. What no rule here explains is refused.
+"""
 
 import copy
 import inspect
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -11,8 +16,9 @@ from torch.nn.functional import linear
 
 from ..nn.moe import BoundRoute, Route, sigma_topk
 
-PROBES = 8  # random tokens that show what a router of a model does
-OPTIONS = ("bias", "training", "sample")  # what a swapped router can give to a route
+PROBES = 32  # random tokens that show what a router of a model does
+OPTIONS = ("bias", "mask", "training", "sample")  # what a swapped router can give to a route
+KIND = "forward(hidden) → (logits, weights, indices), `top_k`, and a `weight` or one Linear layer"
 
 
 def swap_routers(model: nn.Module, route: Route = sigma_topk) -> list[str]:
@@ -23,10 +29,12 @@ def swap_routers(model: nn.Module, route: Route = sigma_topk) -> list[str]:
     with `from_pretrained` has its own rule until it is swapped.
 
     Args:
-        model: a model whose routers give (logits, weights, indices), as transformers 5's do.
+        model: a model whose routers give (logits, weights, indices), as transformers 5's do. Its `attention_mask`
+            reaches routes that have a `mask` option.
         route: `(logits, k, …) → Routing`. If it has a `normalize` option that is not set, it is set where the router's
             own weights have a constant sum; and for σ_k with k > 1, since π sums to k, which no model is used to. It
-            is given the router's correction bias, if it takes one.
+            is given the router's correction bias, if it takes one. A router that chooses within groups of experts
+            still does: other experts have a score of −inf.
 
     Returns:
         The names of the routers.
@@ -36,78 +44,203 @@ def swap_routers(model: nn.Module, route: Route = sigma_topk) -> list[str]:
         >>> khot.hf.swap_routers(model, khot.nn.routing.sigma_topk)  # doctest: +SKIP
         ['model.layers.0.mlp.gate', 'model.layers.1.mlp.gate']
     """
-    found = {name: module for name, module in model.named_modules() if _is_router(module)}
+    named = {name: module for name, module in model.named_modules() if _is_named(module)}
+    found = {name: module for name, module in named.items() if hasattr(module, "top_k") and _linear(module) is not None}
     if not found:
-        kind = "Modules of a class named …Router, with `weight`, `top_k`, forward(hidden) → (logits, weights, indices)"
-        raise ValueError(f"`model` must have routers: {kind}; got {type(model).__name__}, which has none.")
+        which = "has none"
+        if named:
+            name, module = next(iter(named.items()))
+            lacks = "no `top_k`" if _linear(module) is not None else "no `weight` and no single Linear layer"
+            which = f"has only {name!r}; it is a {type(module).__name__}, which has {lacks}"
+        raise ValueError(f"`model` must have routers: Modules with {KIND}; got {type(model).__name__}, which {which}.")
     changes = [(module, *_swapped(name, module, route)) for name, module in found.items()]
+    padding = next((h for h in model._forward_pre_hooks.values() if isinstance(h, _Padding)), None)
+    if padding is None:
+        padding = _Padding(list(inspect.signature(model.forward).parameters))
+        model.register_forward_pre_hook(padding, with_kwargs=True)
     for module, cls, choice in changes:  # all or none
-        module.__class__, module.khot_choice = cls, choice
+        module.__class__, module.khot_choice, module.khot_padding = cls, choice, padding
     return list(found)
+
+
+class _Padding:
+    """A hook that keeps the padding mask which the model is called with, for the routers of the model."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+        self.mask: Tensor | None = None
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = dict(zip(self.names, args, strict=False)) | kwargs
+        mask = given.get("attention_mask")
+        self.mask = mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None  # others are no padding
+
+    def of(self, tokens: int) -> Tensor | None:
+        """Return the mask of as many tokens, (tokens,): of the last ones, if earlier ones are in a cache."""
+        if self.mask is None or not len(self.mask) or tokens % len(self.mask):
+            return None
+        length = tokens // len(self.mask)
+        return self.mask[:, -length:].reshape(-1) if 0 < length <= self.mask.shape[1] else None
 
 
 class _Choice(NamedTuple):
     """How a swapped router computes its scores and chooses by them."""
 
     route: BoundRoute
+    scale: float  # of the weights
+    groups: Callable[[Any, Tensor, Tensor | None], Tensor] | None  # which experts may be chosen, if not all
+    bias_name: str | None  # of the argument that has the correction bias, if it is no attribute
     linear_at: tuple[int, ...]  # ndim of `hidden` where scores are hidden·Wᵀ + bias; else the own forward runs
     is_wide: bool  # whether that is computed in float32, or else in the dtype of `hidden`
     weights_in: torch.dtype | None  # the dtype of the weights; None for the dtype of `hidden`
 
 
-def _is_router(module: nn.Module) -> bool:
-    is_named = any(cls.__name__.endswith("Router") for cls in type(module).__mro__)
-    return is_named and hasattr(module, "top_k") and hasattr(module, "weight")
+def _is_named(module: nn.Module) -> bool:
+    return any(cls.__name__.endswith(("Router", "Gate", "Gating")) for cls in type(module).__mro__)
+
+
+def _linear(router: nn.Module) -> Any:
+    """Return what has the weight (n, d) and perhaps the bias (n) of the scores: the router, or its one layer."""
+    if isinstance(weight := getattr(router, "weight", None), Tensor) and weight.ndim == 2:
+        return router
+    layers = [child for child in router.children() if isinstance(child, nn.Linear)]
+    return layers[0] if len(layers) == 1 else None
 
 
 @torch.no_grad()
 def _swapped(name: str, router: Any, route: Route) -> tuple[type[nn.Module], _Choice]:
     """Return the class of a router with khot's choice, and the choice; the router does not change."""
     own: Any = getattr(type(router), "khot_own", type(router))
-    n, k = len(router.weight), int(router.top_k)
-    if (groups := getattr(router, "num_group", None) or 1) > 1:
-        raise ValueError(f"{name} must choose among all its experts; it chooses within {groups} groups.")
+    n, k = len(_linear(router).weight), int(router.top_k)
     width = BoundRoute(route, n, k, OPTIONS).width
     if width != n:
         raise ValueError(f"`route` must take as many scores as {name} gives, {n}; it takes {width}.")
-    given = own.forward(router, _probes(router))
+    bias_name, twin = _bias_argument(name, own), _twin(router, torch.float32)
+    given = _called(own, twin, _probes(twin), bias_name)
     if not (isinstance(given, tuple) and len(given) == 3):
         got = f"{len(given)} values" if isinstance(given, tuple) else type(given).__name__
         raise ValueError(f"{name} must give (logits, weights, indices); it gives {got}.")
+    if given[0].shape != (PROBES, n) or bool((given[0] >= 0).all()):
+        got = "what looks like probabilities" if given[0].shape == (PROBES, n) else f"shape {tuple(given[0].shape)}"
+        raise ValueError(f"{name} must give logits of {n} experts for each token first; it gives {got}.")
+    scale = _scale(router, given)
     option = inspect.signature(route).parameters.get("normalize")
     if option is not None and "normalize" not in getattr(route, "keywords", {}):
-        sums, scale = given[1].float().sum(-1), _scale(router)
-        is_constant = bool((sums - scale).abs().max() < 1e-2 * scale)
+        is_constant = bool((given[1].float().sum(-1) - scale).abs().max() < 1e-2 * scale)
         route = partial(route, normalize=is_constant or (k > 1 and not option.default))
-    choice = _Choice(BoundRoute(route, n, k, OPTIONS), *_how(own, router))
-    _route(router, choice, given[0], training=False)  # raises if the route does not fit
+    how = _how(own, router, bias_name)
+    choice = _Choice(BoundRoute(route, n, k, OPTIONS), scale, _groups(name, twin, given), bias_name, *how)
+    _route(twin, choice, given[0], None, training=False)  # raises if the route does not fit
     return _subclass(own), choice
 
 
+def _bias_argument(name: str, own: Any) -> str | None:
+    """Return the name of the second argument of a router's forward, if it is a correction bias."""
+    more = [p for p in list(inspect.signature(own.forward).parameters.values())[2:] if p.kind not in (p.VAR_KEYWORD,)]
+    needed = [p.name for p in more if p.default is p.empty and p.kind != p.VAR_POSITIONAL and "bias" not in p.name]
+    if needed:
+        raise ValueError(f"{name} must choose by its hidden states alone; it needs {', '.join(needed)} as well.")
+    return next((p.name for p in more if "bias" in p.name), None)
+
+
+def _bias(router: nn.Module) -> Tensor | None:
+    """Return the correction bias (n) that a router keeps, itself or in a part of it."""
+    for part in (router, *router.children()):
+        if isinstance(bias := getattr(part, "e_score_correction_bias", None), Tensor):
+            return bias.reshape(-1)
+    return None
+
+
+def _called(own: Any, router: Any, tokens: Tensor, bias_name: str | None) -> Any:
+    """Return what a router gives for tokens, with a correction bias of 0 if it wants one."""
+    extra = {} if bias_name is None else {bias_name: tokens.new_zeros(len(_linear(router).weight))}
+    try:
+        return own.forward(router, tokens, **extra)
+    except (IndexError, RuntimeError, ValueError):  # it wants another number of dimensions
+        return own.forward(router, tokens[None], **extra)
+
+
+def _twin(router: Any, dtype: torch.dtype) -> Any:
+    """Return a copy to try, with random weights: those of a new model may be 0, and show nothing."""
+    twin = copy.deepcopy(router).to("cpu", dtype)  # not every device computes in bfloat16
+    weight = _linear(twin).weight
+    weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)) / weight.shape[1] ** 0.5)
+    return twin
+
+
 def _probes(router: Any) -> Tensor:
-    tokens = torch.randn(PROBES, router.weight.shape[1], generator=torch.Generator().manual_seed(0))
-    return tokens.to(router.weight)
+    weight = _linear(router).weight
+    return torch.randn(PROBES, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight)
 
 
-def _how(own: Any, router: Any) -> tuple[tuple[int, ...], bool, torch.dtype | None]:
+def _scale(router: Any, given: tuple[Tensor, Tensor, Tensor]) -> float:
+    """Return the factor of a router's weights: their constant sum, or their ratio to a softmax or to sigmoid gates."""
+    logits, weights, indices = given[0].float(), given[1].float(), given[2]
+    sums = weights.sum(-1)
+    for size in (sums, *(weights / each.gather(-1, indices) for each in (logits.softmax(-1), logits.sigmoid()))):
+        if bool((size - size.mean()).abs().max() < 1e-2 * size.mean()):
+            return round(float(size.mean()), 4)
+    return float(getattr(router, "routed_scaling_factor", 1.0))
+
+
+def _best_two(logits: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the worth of groups (…, groups, experts): the sum of the best two gates, as in DeepSeek-V3."""
+    gates = logits.sigmoid() if bias is None else logits.sigmoid() + bias
+    return gates.topk(min(2, logits.shape[-1]), -1).values.sum(-1)
+
+
+def _best_one(logits: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the worth of groups: their best expert, as in DeepSeek-V2."""
+    return logits.amax(-1)
+
+
+def _allowed(worth: Callable[[Tensor, Tensor | None], Tensor], router: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+    """Return which experts (tokens, n) are in one of the best groups of their token."""
+    parts = x.unflatten(-1, (int(router.num_group), -1))
+    split = None if bias is None else bias.view(parts.shape[-2:])
+    best = worth(parts, split).topk(int(router.topk_group), -1).indices
+    is_best = torch.zeros(parts.shape[:-1], dtype=torch.bool, device=x.device).scatter(-1, best, True)
+    return is_best[..., None].expand_as(parts).flatten(-2)
+
+
+def _groups(name: str, router: Any, given: Any) -> Callable[[Any, Tensor, Tensor | None], Tensor] | None:
+    """Return the rule of groups that explains what a router chose; None if it chooses among all experts."""
+    groups = getattr(router, "num_group", None) or 1
+    if groups == 1 or (getattr(router, "topk_group", None) or groups) == groups:
+        return None
+    bias = _bias(router)
+    for worth in (_best_two, _best_one):
+        rule = partial(_allowed, worth)
+        if bool(rule(router, given[0].float(), bias).gather(-1, given[2]).all()):
+            return rule
+    if getattr(router, "topk_method", "") == "greedy":
+        return None
+    raise ValueError(f"{name} must choose groups of experts by the best one or two of each; it has another rule.")
+
+
+def _how(own: Any, router: Any, bias_name: str | None) -> tuple[tuple[int, ...], bool, torch.dtype | None]:
     """Return the last three fields of `_Choice`, from what a copy in bfloat16 does."""
-    twin = copy.deepcopy(router).to("cpu", torch.bfloat16)  # not every device computes in bfloat16
+    twin = _twin(router, torch.bfloat16)
     tokens = _probes(twin)
     with torch.random.fork_rng(devices=[]):
-        found = own.forward(twin, tokens)[1].dtype
+        try:
+            found = _called(own, twin, tokens, bias_name)[1].dtype
+        except RuntimeError:  # it cannot compute in bfloat16; the model's own dtype is all it has to serve
+            return (), False, torch.float32
         weights_in = None if found == torch.bfloat16 else found
         for is_wide in (False, True):
-            fits = tuple(x.ndim for x in (tokens, tokens[None]) if _is_linear(own, twin, x, is_wide))
+            fits = tuple(x.ndim for x in (tokens, tokens[None]) if _is_linear(own, twin, x, is_wide, bias_name))
             if fits:
                 return fits, is_wide, weights_in
     return (), False, weights_in
 
 
-def _is_linear(own: Any, router: Any, hidden: Tensor, is_wide: bool) -> bool:
+def _is_linear(own: Any, router: Any, hidden: Tensor, is_wide: bool, bias_name: str | None) -> bool:
     """Return whether `_logits` are the scores of a router, in training and in evaluation."""
     expected = _logits(router, hidden, is_wide)
+    extra = {} if bias_name is None else {bias_name: hidden.new_zeros(expected.shape[-1])}
     try:
-        given = [own.forward(router.train(mode), hidden)[0] for mode in (True, False)]
+        given = [own.forward(router.train(mode), hidden, **extra)[0] for mode in (True, False)]
     except (IndexError, RuntimeError, ValueError):  # it takes another number of dimensions
         return False
     return all(torch.equal(logits, expected) for logits in given)
@@ -115,7 +248,8 @@ def _is_linear(own: Any, router: Any, hidden: Tensor, is_wide: bool) -> bool:
 
 def _logits(router: Any, hidden: Tensor, is_wide: bool) -> Tensor:
     """Return the scores of tokens (…, d), (tokens, n), as a linear router computes them."""
-    weight, bias = router.weight, getattr(router, "bias", None)
+    layer = _linear(router)
+    weight, bias = layer.weight, getattr(layer, "bias", None)
     if not isinstance(bias, Tensor) or bias.shape != weight.shape[:1]:
         bias = None
     rows = hidden.reshape(-1, weight.shape[1])
@@ -124,31 +258,35 @@ def _logits(router: Any, hidden: Tensor, is_wide: bool) -> Tensor:
     return linear(rows, weight, bias)
 
 
-def _route(router: Any, choice: _Choice, logits: Tensor, *, training: bool) -> tuple[Tensor, Tensor]:
+def _route(
+    router: Any, choice: _Choice, logits: Tensor, bias: Tensor | None, *, training: bool, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return weights and indices, (tokens, slots); where there is no expert, the weight is 0."""
-    bias = getattr(router, "e_score_correction_bias", None)
-    routing = choice.route(logits, int(router.top_k), training=training, bias=bias)
+    bias = _bias(router) if bias is None else bias
+    scores = logits
+    if choice.groups is not None:
+        scores = logits.masked_fill(~choice.groups(router, logits.detach().float(), bias), -torch.inf)
+    mask = mask if "mask" in choice.route.takes else None
+    routing = choice.route(scores, int(router.top_k), training=training, bias=bias, mask=mask)
     indices = torch.where(routing.indices < logits.shape[-1], routing.indices, 0)
-    return routing.weights * _scale(router), indices
-
-
-def _scale(router: Any) -> float:
-    return float(getattr(router, "routed_scaling_factor", 1.0))
+    return routing.weights * choice.scale, indices
 
 
 @cache
 def _subclass(own: Any) -> type[nn.Module]:
     """Return the class with khot's choice."""
 
-    def forward(self: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self: Any, hidden: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
         choice: _Choice = self.khot_choice
-        is_plain = len(args) == 1 and not kwargs and args[0].ndim in choice.linear_at
-        if is_plain and not torch.is_autocast_enabled(args[0].device.type):  # which has rules of its own
-            logits, dtype = _logits(self, args[0], choice.is_wide), choice.weights_in or args[0].dtype
+        bias = (args[0] if args else kwargs.get(choice.bias_name)) if choice.bias_name else None
+        is_plain = hidden.ndim in choice.linear_at and len(args) + len(kwargs) == (bias is not None)
+        if is_plain and not torch.is_autocast_enabled(hidden.device.type):  # which has rules of its own
+            logits, dtype = _logits(self, hidden, choice.is_wide), choice.weights_in or hidden.dtype
         else:
-            logits, weights, _ = own.forward(self, *args, **kwargs)
+            logits, weights, _ = own.forward(self, hidden, *args, **kwargs)
             dtype = weights.dtype
-        weights, indices = _route(self, choice, logits, training=self.training)
+        mask = self.khot_padding.of(len(logits))
+        weights, indices = _route(self, choice, logits, bias, training=self.training, mask=mask)
         return logits, weights.to(dtype), indices
 
     def reduce(self: Any) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ from ._samplers import (
     natural_parameters,
     order,
     pivotal,
+    prices,
     rejective,
     sampford,
     systematic,
@@ -25,4 +26,4 @@ from ._topk import HAS_NATIVE, constant, hard_topk, is_plain, is_watched, margin
 __all__ = ["HAS_NATIVE", "constant", "hard_topk", "is_plain", "is_watched", "margin", "sigmoid_margins", "topk"]
 __all__ += ["brewer", "natural_parameters", "order", "pivotal", "rejective", "sampford", "systematic", "uniform"]
 __all__ += ["quick_cutoff", "statistical_cutoff", "statistical_topk"]
-__all__ += ["cube", "local_pivotal", "topk_into"]
+__all__ += ["cube", "local_pivotal", "prices", "topk_into"]

@@ -1,15 +1,17 @@
-"""The ops that draw samples, and that solve for the law to draw from."""
+"""The ops that draw samples, and that solve for the law to draw from; and the prices of balanced routes."""
 
 from functools import partial
 
 import torch
+from torch import Tensor
 
-from .._math import balanced, high_entropy, natural, noise
+from .._math import balanced, cdfs, high_entropy, natural, noise
 from .._math import pivotal as _pivotal
+from .._math import prices as _prices
 from .._math import systematic as _systematic
 from ..kernels import cpu as _native
 from ._library import LIBRARY, Op, define, define_sampler, like
-from ._topk import hard_topk, sigmoid_margins
+from ._topk import hard_topk, sigmoid_margins, topk
 
 # keys (…) → (…, n)
 order = define(
@@ -66,6 +68,31 @@ sampford = _define_law("sampford", _sampford)
 # marginals (…, n) float64, k (…) float64 → natural parameters (…, n)
 natural_parameters = define(
     "natural_parameters", "(Tensor p, Tensor k) -> Tensor", partial(natural.solve, margins=sigmoid_margins), like
+)
+
+
+def _sigmoid_topk(x: Tensor, k: int, *, temperature: float) -> Tensor:
+    return topk(x, float(k), temperature, None, cdfs.SIGMOID)
+
+
+def prices(x: Tensor, k: int, capacity: float | None, temperature: Tensor, total: _prices.Total) -> Tensor:
+    """Return the (n) prices of `_math.prices` for x (rows, n) float64, temperature (); None is the least capacity."""
+    with torch.no_grad():
+        if total is _prices.HERE:
+            return _price(x, temperature, k, capacity)
+        return _prices.prices(_sigmoid_topk, x, k, capacity, float(temperature), total)
+
+
+def _price_here(x: Tensor, temperature: Tensor, k: int, capacity: float | None) -> Tensor:
+    return _prices.prices(_sigmoid_topk, x, k, capacity, float(temperature))
+
+
+# opaque, because it reads values on the way
+_price = define_sampler(
+    "prices",
+    "(Tensor x, Tensor temperature, int k, float? capacity) -> Tensor",
+    _price_here,
+    lambda x, temperature, k, capacity: x.new_empty(x.shape[-1:]),
 )
 
 if _native.LIBRARY is not None:

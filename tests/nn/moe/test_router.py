@@ -237,3 +237,42 @@ def test_a_route_that_needs_more_than_a_router_gives_is_refused():
     assert Router(5, 4, 2, route=partial(needy, heat=0.5))(torch.randn(3, 5)).indices.shape == (3, 2)
     with pytest.raises(AttributeError):
         Router(5, 4, 2).route = needy  # its weights are of another width
+
+
+@pytest.mark.parametrize(
+    "route", [routing.sigma_topk, routing.softmax_topk, routing.balanced_sigma_topk, routing.expert_choice]
+)
+def test_padding_is_as_if_it_were_not_there(route):
+    torch.manual_seed(0)
+    x, mask = torch.randn(3, 8, 5), torch.rand(3, 8) < 0.6
+    moe = MoE(Router(5, 4, 2, route=route), [nn.Linear(5, 3) for _ in range(4)])
+    expected = moe(x[mask])
+    broken = x.masked_fill(~mask[..., None], torch.nan)
+    found = moe(broken, mask=mask)
+    torch.testing.assert_close(found.output[mask], expected.output)
+    assert not found.output[~mask].any()
+    for measure in (routing.load_balance_loss, routing.importance_loss, routing.z_loss, routing.load):
+        torch.testing.assert_close(measure(found.routing), measure(expected.routing))
+    for measure in (routing.routing_entropy, routing.max_violation):
+        assert measure(found.routing) == pytest.approx(measure(expected.routing))
+    (found.output.sum() + routing.z_loss(found.routing)).backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in moe.parameters())
+    assert routing.load(moe(x).routing).sum() > routing.load(found.routing).sum()  # the negative control
+
+
+def test_a_mask_of_another_shape_or_dtype_is_named():
+    router = Router(5, 4, 2)
+    for mask in (torch.ones(3, dtype=torch.bool), torch.ones(2, 3)):
+        with pytest.raises(ValueError, match=r"`mask` must be a boolean tensor of shape \(2, 3\); got"):
+            router(torch.zeros(2, 3, 5), mask=mask)
+
+
+def test_nothing_but_padding_has_no_load():
+    moe = MoE(
+        Router(5, 4, 2, route=routing.balanced_sigma_topk), [nn.Linear(5, 3) for _ in range(4)], capacity_factor=1.0
+    )
+    output, found, dropped = moe(torch.zeros(2, 3, 5), mask=torch.zeros(2, 3, dtype=torch.bool))
+    assert not output.any()
+    assert not routing.load(found).any()
+    assert dropped == 0
+    assert routing.z_loss(found) == 0

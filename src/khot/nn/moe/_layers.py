@@ -12,7 +12,7 @@ from ... import _check
 from ..._shape import Group
 from .._precision import KeepsPrecision, wide_dtype
 from ._routes import sigma_topk
-from ._routing import BoundRoute, Route, Routing, check_capacity, load, name_of, widened
+from ._routing import BoundRoute, Route, Routing, check_capacity, check_mask, load, name_of, widened
 
 
 class Router(KeepsPrecision):
@@ -45,7 +45,7 @@ class Router(KeepsPrecision):
         _check.at_least("k", k, 1)
         _check.whole("k", k, num_experts, "number of experts")
         self.num_experts, self.k = int(num_experts), int(k)
-        options = ("bias", "generator", "num_experts", "training", "sample")
+        options = ("bias", "generator", "mask", "num_experts", "training", "sample")
         self._bound = BoundRoute(route, self.num_experts, self.k, options)
         if biased and "bias" not in self._bound.takes:
             which = "a `route` that takes a bias, such as sigmoid_gates or sigma_topk"
@@ -59,13 +59,19 @@ class Router(KeepsPrecision):
         """The route, which is fixed, since the number of scores depends on it."""
         return self._bound.route
 
-    def forward(self, x: Tensor, *, generator: torch.Generator | None = None) -> Routing:
-        """Route tokens (…, dim) to k experts each, (…, k). Noise and samples are for training alone."""
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, generator: torch.Generator | None = None) -> Routing:
+        """Route tokens (…, dim) to k experts each, (…, k). Noise and samples are for training alone.
+
+        Where the mask (…) is False, there is padding, which goes to no expert.
+        """
         _check.last_dim("x", x, self.weight.shape[1])
+        check_mask(mask, x)
         with torch.autocast(x.device.type, enabled=False):
             weight = widened(self.weight)
+            x = x if mask is None else x.masked_fill(~mask[..., None], 0)  # padding may be NaN
             logits = linear(x.to(weight.dtype), weight)
-            return self._bound(logits, self.k, training=self.training, bias=self.bias, generator=generator)
+            given = {"bias": self.bias, "generator": generator}
+            return self._bound(logits, self.k, training=self.training, mask=mask, **given)
 
     def extra_repr(self) -> str:
         return f"dim={self.weight.shape[1]}, num_experts={self.num_experts}, k={self.k}, route={name_of(self.route)}"
@@ -91,7 +97,8 @@ class MoE(nn.Module):
     Assignments are sorted by expert, so that each expert runs once, on a contiguous block.
 
     Args:
-        router: a `Router`, or a Module like it: `num_experts`, `k`, `forward(x, *, generator)` → `Routing`.
+        router: a `Router`, or a Module like it: `num_experts`, `k`, `forward(x, *, generator)` → `Routing`, with `mask`
+            if the mixture is given one.
         experts: Modules (tokens, dim) → (tokens, d), one for each of the router's.
         capacity_factor: an expert takes at most ⌈factor·assignments/n⌉ tokens, those with the largest weights; None
             for as many as come. Raises where so few places cannot hold all tokens; with 1 or more they can.
@@ -127,16 +134,20 @@ class MoE(nn.Module):
         self.group = group
         self.capacity_factor = None if capacity_factor is None else float(capacity_factor)
 
-    def forward(self, x: Tensor, *, generator: torch.Generator | None = None) -> MoEOutput:
-        """Map tokens (…, dim) to (…, d), in the dtype of the experts' outputs."""
-        flat = x.reshape(-1, x.shape[-1])
-        routing = self.router(flat, generator=generator)
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, generator: torch.Generator | None = None) -> MoEOutput:
+        """Map tokens (…, dim) to (…, d), in the dtype of the experts' outputs; 0 where the mask (…) is False."""
+        flat, padding = x.reshape(-1, x.shape[-1]), {}
+        if mask is not None:
+            check_mask(mask, x)
+            padding["mask"] = mask.reshape(-1)
+        routing = self.router(flat, **padding, generator=generator)
         _check_dispatch(routing, self.router.num_experts)
         capacity = None
         if self.capacity_factor is not None:
             n, k = self.router.num_experts, self.router.k
-            capacity = math.ceil(self.capacity_factor * len(flat) * k / n)
-            check_capacity(capacity, len(flat), n, k)
+            tokens = len(flat) if mask is None else int(mask.sum())
+            capacity = math.ceil(self.capacity_factor * tokens * k / n)
+            check_capacity(capacity, tokens, n, k)
         order, counts, dropped = _sort_by_expert(routing, capacity)
         token = order // routing.indices.shape[-1]
         computed = self._computed(flat[token], counts) if self.group is None else self._travelled(flat[token], counts)

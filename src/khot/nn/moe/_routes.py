@@ -4,14 +4,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
-from ... import _check
+from ... import _check, ops
 from ..._math import select
-from ..._math.prices import prices
 from ..._shape import Group
 from ...designs import Pivotal
 from ...relaxations import hard_topk, sigmoid_topk
 from ...relaxations import straight_through as straight
-from ._routing import Routing, check_bias, check_capacity, checked, count_of, over, widened
+from ._routing import Routing, check_bias, check_capacity, check_mask, checked, count_of, over, present, widened
 
 GAMMA = 1.0  # γ, the width of DSelect-k's smooth step
 
@@ -91,6 +90,7 @@ def balanced_sigma_topk(
     sample: bool = False,
     straight_through: bool = False,
     normalize: bool = False,
+    mask: Tensor | None = None,
     generator: torch.Generator | None = None,
     group: Group = None,
 ) -> Routing:
@@ -106,6 +106,7 @@ def balanced_sigma_topk(
         temperature: T > 0, one for all tokens.
         sample: as for `sigma_topk`; then loads are met in expectation, otherwise by π.
         straight_through, normalize, generator: as for `sigma_topk`.
+        mask: (…), True for tokens, False for padding, which goes to no expert and counts for no load.
         group: the process group whose processes hold the tokens of one batch, as under DDP; then capacity and prices
             are those of all its tokens.
 
@@ -120,15 +121,19 @@ def balanced_sigma_topk(
     _check.positive("temperature", temperature)
     if isinstance(temperature, Tensor) and temperature.numel() != 1:
         raise ValueError(f"`temperature` must be one number; got a tensor of shape {tuple(temperature.shape)}.")
-    flat = logits.reshape(-1, logits.shape[-1])
-    tokens, n = flat.shape
+    n = logits.shape[-1]
+    check_mask(mask, logits)
+    counted = logits.detach().to(torch.float64).reshape(-1, n)
     total = over(group, "`balanced_sigma_topk`")
-    tokens = count_of(tokens, total, flat)
-    capacity = k * tokens / n if capacity is None else check_capacity(capacity, tokens, n, k)
-    with torch.no_grad():
-        price = prices(sigmoid_topk, flat.to(torch.float64), k, capacity, float(temperature), total)
+    if capacity is not None:
+        capacity = check_capacity(capacity, count_of(counted, mask, total), n, k)
+    if mask is not None:
+        counted = counted.masked_fill(~mask.reshape(-1, 1), torch.nan)  # which prices leave out
+    heat = torch.as_tensor(temperature, dtype=torch.float64, device=logits.device).detach().reshape(())
+    price = ops.prices(counted, k, capacity, heat, total)
     how = {"sample": sample, "straight_through": straight_through, "normalize": normalize}
-    return sigma_topk(logits, k, temperature=temperature, bias=-price.to(logits.dtype), generator=generator, **how)
+    bias = -price.to(logits.dtype)
+    return present(sigma_topk(logits, k, temperature=temperature, bias=bias, generator=generator, **how), mask)
 
 
 def softmax_topk(logits: Tensor, k: int, *, normalize: bool = True) -> Routing:
@@ -175,6 +180,7 @@ def sigmoid_gates(logits: Tensor, k: int, *, bias: Tensor | None = None, normali
     check_bias(bias, logits.shape[-1])
     gates = logits.sigmoid()
     wanted = gates.detach() if bias is None else gates.detach() + bias.detach()
+    wanted = wanted.masked_fill(logits == -torch.inf, -torch.inf)  # whatever the bias
     return _weighted(logits, logsigmoid(logits), gates, wanted.topk(k, -1).indices, normalize)
 
 
@@ -217,7 +223,7 @@ def noisy_topk(
 vars(noisy_topk)["width"] = lambda n, k: 2 * n
 
 
-def expert_choice(logits: Tensor, k: int, *, group: Group = None) -> Routing:
+def expert_choice(logits: Tensor, k: int, *, mask: Tensor | None = None, group: Group = None) -> Routing:
     """Let every expert take the k·tokens/n tokens (rounded up) that want it most: the load is equal.
 
     A token may be taken by no expert, or by all. It looks at all tokens of the call at once, so it is not causal.
@@ -226,6 +232,7 @@ def expert_choice(logits: Tensor, k: int, *, group: Group = None) -> Routing:
     Args:
         logits: (…, n); all leading dimensions are tokens.
         k: experts for each token on average.
+        mask: (…), True for tokens, False for padding, which no expert takes.
         group: the process group whose processes hold the tokens of one batch, as under DDP; an expert then chooses
             among all of them.
 
@@ -238,20 +245,22 @@ def expert_choice(logits: Tensor, k: int, *, group: Group = None) -> Routing:
     """
     logits, k = checked(logits, k)
     n = logits.shape[-1]
+    check_mask(mask, logits)
     probs = logits.softmax(-1)
     flat = probs.reshape(-1, n)  # (tokens, n)
-    tokens = count_of(len(flat), over(group, "`expert_choice`"), flat)
+    tokens = count_of(flat, mask, over(group, "`expert_choice`"))
     count = min(tokens, -(-k * tokens // n))
+    wanted = flat.detach() if mask is None else flat.detach().masked_fill(~mask.reshape(-1, 1), -1.0)
     if group is None:
-        taken = torch.zeros_like(flat, dtype=torch.bool).scatter_(0, flat.topk(count, 0).indices, True)
+        taken = torch.zeros_like(flat, dtype=torch.bool).scatter_(0, wanted.topk(count, 0).indices, True)
     else:
-        taken = hard_topk(flat.detach(), count, dim=0, group=group) > 0
+        taken = hard_topk(wanted, count, dim=0, group=group) > 0
     slots = int(taken.sum(-1).max()) if len(flat) else k
     order = torch.where(taken, flat.detach(), -1.0).topk(max(1, slots), -1).indices
     is_taken = taken.gather(-1, order)
     indices, weights = torch.where(is_taken, order, n), flat.gather(-1, order) * is_taken
     shape = (*logits.shape[:-1], order.shape[-1])
-    return Routing(logits, weights.reshape(shape), indices.reshape(shape), probs)
+    return present(Routing(logits, weights.reshape(shape), indices.reshape(shape), probs), mask)
 
 
 def _bits(n: int) -> int:

@@ -39,7 +39,7 @@ class Route(Protocol):
     """Send tokens to experts: a route maps scores (…, n) and k to a `Routing`.
 
     The functions of `khot.nn.routing` are routes, and so are a `functools.partial` of one, a function of your own, or
-    an object with `__call__`. A router passes the options that the signature names, out of `bias`, `generator`,
+    an object with `__call__`. A router passes the options that the signature names, out of `bias`, `generator`, `mask`,
     `num_experts`, `training` and `sample` (the last two are False in evaluation).
 
     A route that wants another number of scores than n for each token has an attribute `width`, a function
@@ -70,8 +70,9 @@ class BoundRoute:
             plain = plain.func
         self.width: int = getattr(plain, "width", lambda n, k: n)(n, k)
 
-    def __call__(self, logits: Tensor, k: int, *, training: bool, **given: Any) -> Routing:
+    def __call__(self, logits: Tensor, k: int, *, training: bool, mask: Tensor | None = None, **given: Any) -> Routing:
         """Route scores (…, width), with those of the options given that the route takes and that are not None."""
+        given["mask"] = mask
         given |= {"num_experts": self.n, "training": training, "sample": None if training else False}
         options = {name: value for name, value in given.items() if name in self.takes and value is not None}
         routing = self.route(logits, k, **options)
@@ -81,7 +82,7 @@ class BoundRoute:
                 f"{logits.shape[-1]} scores. If {name_of(self.route)} wants another number of scores, give it a "
                 "`width`, a function (n, k) → int, such as `route.width = khot.nn.routing.noisy_topk.width`."
             )
-        return routing
+        return present(routing, mask)
 
 
 def name_of(route: Route) -> str:
@@ -130,9 +131,38 @@ def over(group: Group, what: str) -> Total:
     return Over(names_of(group))
 
 
-def count_of(tokens: int, total: Total, like: Tensor) -> int:
-    """Return how many tokens all processes have."""
-    return tokens if total is HERE else int(total.sum(torch.tensor(tokens, device=like.device)))
+def count_of(rows: Tensor, mask: Tensor | None, total: Total) -> int:
+    """Return how many tokens all processes have, padding left out."""
+    if mask is None and total is HERE:
+        return len(rows)
+    tokens = torch.tensor(len(rows), device=rows.device) if mask is None else mask.sum()
+    return int(total.sum(tokens))
+
+
+def check_mask(mask: Tensor | None, logits: Tensor) -> None:
+    """Raise unless a mask says of each token whether it is one."""
+    if mask is None:
+        return
+    if mask.dtype != torch.bool or mask.shape != logits.shape[:-1]:
+        got = f"{tuple(mask.shape)} of {mask.dtype}"
+        raise ValueError(f"`mask` must be a boolean tensor of shape {tuple(logits.shape[:-1])}; got {got}.")
+
+
+def present(routing: Routing, mask: Tensor | None) -> Routing:
+    """Return a routing in which tokens that the mask leaves out go to no expert, and want none."""
+    if mask is None:
+        return routing
+    logits, weights, indices, probs = routing
+    absent, none = ~mask[..., None], probs.shape[-1]
+    return Routing(
+        logits, weights.masked_fill(absent, 0), indices.masked_fill(absent, none), probs.masked_fill(absent, 0)
+    )
+
+
+def _mean_of_present(values: Tensor, routing: Routing) -> Tensor:
+    """Return the mean over tokens (…) that want or have an expert: padding does neither."""
+    is_present = (routing.probs.detach() != 0).any(-1) | (routing.indices < routing.probs.shape[-1]).any(-1)
+    return torch.where(is_present, values, 0).sum() / is_present.sum().clamp(min=1)
 
 
 def load(routing: Routing, *, group: Group = None) -> Tensor:
@@ -218,8 +248,7 @@ def z_loss(routing: Routing) -> Tensor:
         >>> z_loss(khot.nn.routing.softmax_topk(torch.zeros(5, 3), 1))  # log² 3
         tensor(1.2069)
     """
-    squares = routing.logits.logsumexp(-1).square()
-    return squares.sum() / max(1, squares.numel())
+    return _mean_of_present(routing.logits.logsumexp(-1).square(), routing)
 
 
 @torch.no_grad()
@@ -283,5 +312,4 @@ def routing_entropy(routing: Routing) -> float:
         1.0986
     """
     probs = routing.probs.detach() / routing.probs.detach().sum(-1, keepdim=True).clamp(min=1e-20)
-    entropies = torch.special.entr(probs).sum(-1)
-    return float(entropies.sum() / max(1, entropies.numel()))
+    return float(_mean_of_present(torch.special.entr(probs).sum(-1), routing))
