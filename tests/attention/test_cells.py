@@ -122,6 +122,23 @@ def test_near_keys_are_in_one_cell_and_few_cells_are_opened():
     assert certified_mask(q, shuffled, epsilon=0.01, scale=1.0)[1].refused.double().mean() > 0.9
 
 
+def spread_keys():
+    """Keys in cells of two; the bound of the second is 1000 above its scores, which are 20 below the largest."""
+    keys = torch.tensor([[-100.0, 0], [-100, 0], [0, 500], [0, -500], [10, 0], [10, 0], [1, 0], [1, 0]])
+    cells = KeyCells(keys[:2], size=2, limit=1.0)
+    cells.append(keys[2:])
+    return keys, cells
+
+
+def test_a_cell_whose_bound_is_far_too_high_does_not_hide_the_others():
+    """The masses of all other cells underflowed, and two keys without any mass were certified."""
+    keys, cells = spread_keys()
+    q = torch.tensor([[2.0, 0.0]])
+    head, found = certified_mask(q, cells, epsilon=0.1, scale=1.0)
+    tail = (((q @ keys.T).double()).softmax(-1) * ~head).sum()
+    assert tail <= found.bound <= 0.1
+
+
 def test_a_flat_row_is_refused():
     keys = torch.zeros(64, 4)
     _, found = certified_mask(torch.ones(1, 4), KeyCells(keys, size=4), epsilon=0.1)

@@ -10,6 +10,8 @@ from .. import _check, _shape
 from .._math import tails
 from .._math.cells import cluster
 
+MOST_LOG = 600.0  # of a mass: sums of e^600 are finite
+
 
 class CellBound(Protocol):
     """What a cell stores beside its mean, as tensors (…, cells, …), and the bounds that follow: a NamedTuple class."""
@@ -254,13 +256,15 @@ class KeyCells:
             lower = torch.where(some == counts, lower, -torch.inf)
         upper, lower = upper + delta.unsqueeze(-1), lower - delta.unsqueeze(-1)
         upper, order, _ = tails.falling(upper, None)
-        shift = upper[..., :1]
+        # Real scores may be far below `upper`: if masses were divided by its e^, all that matters could underflow.
+        shift = torch.maximum(lower.amax(-1, keepdim=True), upper[..., :1] - MOST_LOG)
         up, low = (upper - shift).exp(), (lower.gather(-1, order) - shift).exp()
         rest, lost = tails.after(up), tails.after(low)
         epsilon = epsilon.unsqueeze(-1)
         least = torch.where(shift.squeeze(-1).isnan(), m + 1, (rest > epsilon * rest[..., :1]).sum(-1))
         enough = (rest > epsilon * (lost[..., :1] - lost + rest)).sum(-1)
-        return _Plan(order, rest * (1 + m * 2.0**-51 + tails.ROUNDING), shift.squeeze(-1), least, enough)
+        rest = rest * (1 + m * 2.0**-51 + tails.ROUNDING) + m * tails.TINY
+        return _Plan(order, rest, shift.squeeze(-1), least, enough)
 
 
 class _Plan(NamedTuple):
