@@ -1,5 +1,6 @@
 """Attention to as few keys as a certificate allows, within ε of attention to all of them."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -118,7 +119,7 @@ def certified_mask(
     with no_autocast(q):
         if isinstance(k, KeyCells):
             head = torch.zeros(*call.q.shape[:2], len(k), dtype=torch.bool, device=q.device)
-            _, found = _search(call, k, call.q.new_ones(len(call.q), len(k), 1), epsilons, head)
+            _, found = _search(call, k, None, epsilons, head)
         else:
             head, found = _heads(call, epsilons, certificate)
     return call.restored(head), call.certified(found)
@@ -168,8 +169,10 @@ class _Call(NamedTuple):
         _check.last_dim("q", q, k._keys.shape[-1] if isinstance(k, KeyCells) else k.shape[-1])
         if scale is not None:
             _check.number("scale", scale, "a number")
+        if isinstance(k, KeyCells) and q.dtype == torch.float64 != k._keys.dtype:
+            raise TypeError(f"`q` must not be more precise than the cells, {k._keys.dtype}; use `KeyCells(keys.double())`.")
         lead, groups = tuple(q.shape[:-2]), 1
-        if lead and batch and len(lead) == len(batch) and lead[:-1] == batch[:-1] and lead[-1] % batch[-1] == 0:
+        if lead != batch and lead[:-1] == batch[:-1] and lead and batch and batch[-1] and lead[-1] % batch[-1] == 0:
             groups = lead[-1] // batch[-1]
         elif lead != batch:
             if isinstance(k, KeyCells):
@@ -180,9 +183,10 @@ class _Call(NamedTuple):
                 fix = "equal batch shapes, or a number of heads in `q` that is a multiple of that in `k`"
                 raise ValueError(f"`q` and `k` must have {fix}; got {lead} and {batch}.") from None
             q = q.expand(*batch, *q.shape[-2:])
+        many = math.prod(batch)
         inner = _shape.compute_dtype(torch.promote_types(q.dtype, k.dtype))
-        rows = (q.to(inner) * (d**-0.5 if scale is None else scale)).reshape(-1, groups * q.shape[-2], d)
-        keys = k._centre if isinstance(k, KeyCells) else k.to(inner).expand(*batch, n, d).reshape(-1, n, d)
+        rows = (q.to(inner) * (d**-0.5 if scale is None else scale)).reshape(many, groups * q.shape[-2], d)
+        keys = k._centre if isinstance(k, KeyCells) else k.to(inner).expand(*batch, n, d).reshape(many, n, d)
         if mask is not None:
             _check.mask(mask, torch.empty((), device=q.device).expand(*q.shape[:-1], n))
             mask = mask.expand(*q.shape[:-1], n).reshape(*rows.shape[:2], n)
@@ -199,7 +203,7 @@ class _Call(NamedTuple):
         if v.shape[-2] != self.n:
             raise ValueError(f"`v` must have the shape (…, {self.n}, e), a row for each key; got {tuple(v.shape)}.")
         _check.broadcasts("v", v[..., 0, 0], self.batch, "the batch shape of the keys")
-        return v.to(self.dtype).expand(*self.batch, *v.shape[-2:]).reshape(-1, *v.shape[-2:])
+        return v.to(self.dtype).expand(*self.batch, *v.shape[-2:]).reshape(len(self.q), *v.shape[-2:])
 
     def restored(self, t: Tensor) -> Tensor:
         """Return rows (B, R, …) in the shape of the queries."""
@@ -265,9 +269,15 @@ def _heads(call: _Call, epsilon: Tensor, rule: Rule) -> tuple[Tensor, Certificat
 
 
 def _search(
-    call: _Call, cells: KeyCells, values: Tensor, epsilon: Tensor, head: Tensor | None = None
+    call: _Call, cells: KeyCells, values: Tensor | None, epsilon: Tensor, head: Tensor | None = None
 ) -> tuple[Tensor, Certificate]:
     """Search the cells; return the output (B, R, e), and fill in `head` (B, R, n) if it is given."""
+    if values is None or not (torch.is_grad_enabled() and values.requires_grad):
+        by_kernel = cells.native(call.q.detach(), values, call.mask, epsilon, call.delta, head=head)
+        if by_kernel is not None:
+            output, *numbers = by_kernel
+            return output, Certificate(*numbers, None)
+    values = call.q.new_ones(len(call.q), call.n, 1) if values is None else values
     many, found = call.q.shape[1], _blank(call)
     output = values.new_zeros(*call.q.shape[:2], values.shape[-1])
     flat_values = values.flatten(0, 1)

@@ -9,6 +9,7 @@ from torch.nn.functional import pad
 from .. import _check, _shape
 from .._math import tails
 from .._math.cells import cluster
+from ..kernels import cpu
 
 MOST_LOG = 600.0  # of a mass: sums of e^600 are finite
 
@@ -121,14 +122,15 @@ class KeyCells:
         _check.fraction("limit", limit)
         self.bound, self.limit, self.dtype = bound, float(limit), keys.dtype
         self.batch, self.length = keys.shape[:-2], keys.shape[-2]
-        x = keys.detach().to(_shape.compute_dtype(keys.dtype)).reshape(-1, *keys.shape[-2:])  # (B, n, d)
+        x = keys.detach().to(_shape.compute_dtype(keys.dtype))
+        x = x.reshape(self.batch.numel(), *keys.shape[-2:])  # (B, n, d)
         index = cluster(x, int(size), int(rounds))
         self.size, self.used = index.shape[-1], index.shape[-2]
         valid = index < self.length
         padded = torch.cat((x, torch.zeros_like(x[:, :1])), 1)
         padded = padded.gather(1, index.flatten(1).unsqueeze(-1).expand(-1, -1, x.shape[-1]))
         self._index = torch.where(valid, index, -1)
-        self._keys = padded.view(*index.shape, -1)
+        self._keys = padded.view(*index.shape, x.shape[-1])
         self._fit(slice(None), valid)
         self._largest = x.norm(dim=-1).amax(-1)  # (B): ‖key‖ ≤ …
         self._open = self.length if self.used == 1 else 0  # how many keys the last cell has, if it may get more
@@ -153,7 +155,7 @@ class KeyCells:
         want = (*self.batch, keys.shape[-2], self._keys.shape[-1])
         if tuple(keys.shape) != want:
             raise ValueError(f"`keys` must have the shape {want}; got {tuple(keys.shape)}.")
-        x = keys.detach().to(self._keys).reshape(-1, *keys.shape[-2:])
+        x = keys.detach().to(self._keys).reshape(self.batch.numel(), *keys.shape[-2:])
         self._largest = torch.maximum(self._largest, x.norm(dim=-1).amax(-1))
         start, many = 0, x.shape[1]
         while start < many:
@@ -186,6 +188,13 @@ class KeyCells:
         positions = self._index[b, : self.used].flatten()
         has = positions >= 0
         return (q @ self._keys[b, : self.used].flatten(0, 1).mT)[:, has], positions[has]
+
+    def native(self, q: Tensor, *more: Any, head: Tensor | None) -> tuple[Any, ...] | None:
+        """Return what `kernels.cpu.attend` finds for q and more of its arguments; None if it does not serve them."""
+        if type(self._stats) is not Ball or not cpu.serves(q):
+            return None
+        parts = (self._keys, self._centre, *self._stats, self._index, self._counts)
+        return cpu.attend(q, parts, *more, used=self.used, limit=int(self.limit * self.used), head=head)
 
     def search(self, q: Tensor, epsilon: Tensor, allowed: Tensor | None, delta: Tensor) -> Group | None:
         """Return the rows that are certified; those that are missing are refused.

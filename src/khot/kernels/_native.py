@@ -46,6 +46,7 @@ _STRUCTURES, _SIGNATURES = _declared(HERE / "native" / "khot.h")
 _Rows: Any = _STRUCTURES.get("khot_rows")
 _Draws: Any = _STRUCTURES.get("khot_draws")
 _Signals: Any = _STRUCTURES.get("khot_signals")
+_Cells: Any = _STRUCTURES.get("khot_cells")
 
 
 def _load() -> tuple[Any, str]:
@@ -218,8 +219,8 @@ def order(keys: Tensor, n: int) -> Tensor:
     return out
 
 
-def pursues(x: Tensor) -> bool:
-    """Return whether `orthogonal` takes these signals."""
+def serves(x: Tensor) -> bool:
+    """Return whether `orthogonal` and `attend` take signals or queries of this kind."""
     return LIBRARY is not None and x.device.type == "cpu" and x.dtype in _DTYPES
 
 
@@ -242,6 +243,50 @@ def orthogonal(
     if LIBRARY.khot_pursue(signals, *(t.data_ptr() for t in outputs)):
         raise MemoryError(f"no memory to choose {k} atoms, {8 * k * (k + 2)} bytes for each thread; use a smaller k")
     return pursuit.finish(x, atoms, pursuit.Support(support, coefs, pursuit.first(k, taken)), is_close)
+
+
+def attend(
+    q: Tensor,
+    cells: tuple[Tensor, ...],
+    values: Tensor | None,
+    mask: Mask,
+    epsilon: Tensor,
+    delta: Tensor,
+    *,
+    used: int,
+    limit: int,
+    head: Tensor | None = None,
+    path: int = WIDE,
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor]:
+    """Return the output (B, R, e); and of each query (B, R) the keys used, the bound, the keys scored, and the refusal.
+
+    As the search of `khot.attention`; `cells` are the keys, means, radii, shares, positions and counts of cells.
+    """
+    assert LIBRARY is not None
+    (heads, rows, d), (room, size) = q.shape, cells[0].shape[1:3]
+    q, epsilon, delta = q.contiguous(), epsilon.contiguous(), delta.contiguous()
+    mask = None if mask is None else mask.contiguous()
+    k, scored = torch.empty(2, heads, rows, dtype=torch.int64, device="cpu")
+    bound, is_refused = torch.empty_like(delta), torch.empty(heads, rows, dtype=torch.bool, device="cpu")
+    output, n, e, head_stride, stride = None, 0, 0, 0, 0
+    if values is not None:
+        values = values if values.stride(-1) == 1 else values.contiguous()
+        n, e, head_stride, stride = values.shape[1], values.shape[2], values.stride(0), values.stride(1)
+        output = q.new_empty(heads, rows, e)
+    n = n if head is None else head.shape[-1]
+    request = _Cells(
+        q.data_ptr(), *(t.data_ptr() for t in cells), _address(values), _address(mask), epsilon.data_ptr(),
+        delta.data_ptr(), heads, rows, d, room, used, size, n, e, head_stride, stride, limit, _DTYPES[q.dtype],
+        torch.get_num_threads(), path,
+    )  # fmt: skip
+    outputs = (output, k, bound, scored, is_refused, head)
+    if LIBRARY.khot_attend(request, *map(_address, outputs)):
+        raise MemoryError(f"no memory to search {used} cells of {size} keys; use fewer threads")
+    return output, k, bound, scored, is_refused
+
+
+def _address(t: Tensor | None) -> int | None:
+    return None if t is None else t.data_ptr()
 
 
 def _draws(p: Tensor, seed: Tensor, draws: int, is_paired: bool) -> Any:

@@ -146,6 +146,35 @@ int pursue(const khot_signals& s, T* alpha, int64_t* atoms, T* coefs, int64_t* t
   return status;
 }
 
+template <class T> int attend(const khot_cells& s, T* output, int64_t* k, double* bound, int64_t* scored,
+                              uint8_t* is_refused, uint8_t* head) {
+  const auto& table = kernels(s.path, T());
+  const auto of = [](const void* all, int64_t i) { return static_cast<const T*>(all) + i; };
+  std::atomic<int> status{KHOT_OK};
+  for_rows(s.heads * s.rows, s.used * s.d, s.threads, [&](int64_t r, int) {
+    const auto used = (size_t)s.used;
+    const std::unique_ptr<khot::Cell[]> cells(new (std::nothrow) khot::Cell[used]);
+    const std::unique_ptr<double[]> rest(new (std::nothrow) double[used + 1]);
+    const std::unique_ptr<khot::Key[]> keys(new (std::nothrow) khot::Key[used * (size_t)s.size]);
+    if (!cells || !rest || !keys) {
+      status = KHOT_NO_MEMORY;
+      return;
+    }
+    const int64_t b = r / s.rows, c = b * s.room;
+    const auto found = table.attend(
+        {of(s.keys, c * s.size * s.d), of(s.centre, c * s.d), of(s.radius, c), of(s.share, c),
+         s.values ? of(s.values, b * s.value_head_stride) : nullptr, s.index + c * s.size, s.counts + c, s.used, s.size,
+         s.d, s.e, s.value_stride, s.limit},
+        {of(s.q, r * s.d), s.mask ? s.mask + r * s.n : nullptr, s.epsilon[r], s.delta[r]},
+        {cells.get(), rest.get(), keys.get()}, output ? output + r * s.e : nullptr, head ? head + r * s.n : nullptr);
+    k[r] = found.k;
+    scored[r] = found.scored;
+    bound[r] = found.bound;
+    is_refused[r] = found.is_refused;
+  });
+  return status;
+}
+
 }  // namespace
 
 uint32_t khot_abi() noexcept { return KHOT_ABI; }
@@ -182,4 +211,11 @@ int khot_pursue(const khot_signals* signals, void* alpha, int64_t* atoms, void* 
   if (signals->dtype == KHOT_FLOAT)
     return pursue(*signals, static_cast<float*>(alpha), atoms, static_cast<float*>(coefs), taken, is_close);
   return pursue(*signals, static_cast<double*>(alpha), atoms, static_cast<double*>(coefs), taken, is_close);
+}
+
+int khot_attend(const khot_cells* cells, void* output, int64_t* k, double* bound, int64_t* scored, uint8_t* is_refused,
+                uint8_t* head) noexcept {
+  if (cells->dtype == KHOT_FLOAT)
+    return attend(*cells, static_cast<float*>(output), k, bound, scored, is_refused, head);
+  return attend(*cells, static_cast<double*>(output), k, bound, scored, is_refused, head);
 }
