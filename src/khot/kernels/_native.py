@@ -168,16 +168,18 @@ def hard_topk(x: Tensor, k: PerRow, mask: Mask, path: int = WIDE) -> Tensor:
     return _solve("khot_hard_topk", x, k, 1.0, mask, path)
 
 
-def statistical(x: Tensor, multiplier: float, y: Tensor | None = None, smooth: float = 0.0, path: int = WIDE) -> Tensor:
+def statistical(
+    x: Tensor, k: float, y: Tensor | None = None, *, smooth: float = 0.0, exact: bool = False, path: int = WIDE
+) -> Tensor:
     """Return θ of unmasked rows (…, n), (…, 1) float64, not finite where x is not; write `above` of them to `y`.
 
-    As `_math.statistical`; `y` is contiguous, like `x`.
+    As `_math.statistical`; k is the multiplier of the deviation, or if `exact` a count. `y` is contiguous, like `x`.
     """
     x = x.contiguous()
+    y = torch.empty_like(x) if exact and y is None else y  # it is used in the search, too
     theta = torch.empty((*x.shape[:-1], 1), dtype=torch.float64, device="cpu")
     if x.numel():
-        address = None if y is None else y.data_ptr()
-        _call("khot_statistical", x, multiplier, 1.0, None, path, 0, smooth, address, theta.data_ptr())
+        _call("khot_statistical", x, k, 1.0, None, path, 0, smooth, exact, _address(y), theta.data_ptr())
     return theta
 
 

@@ -118,14 +118,22 @@ template <class T> int fuzz(Rng& rng, long number) {
   khot_hard_topk(&scores, chosen.data());
   std::vector<T> over(x.size());
   std::vector<double> theta((size_t)rows);
-  khot_statistical(&scores, rng() % 2 ? 0.0 : 0.1, over.data(), theta.data());
-  for (int64_t r = 0; r < rows; ++r)
+  const bool is_exact = rng() % 2;
+  khot_statistical(&scores, rng() % 2 ? 0.0 : 0.1, is_exact, over.data(), theta.data());
+  for (int64_t r = 0; r < rows; ++r) {
+    int64_t more = 0, from = 0;  // scores above the threshold, and those that reach it
     for (int64_t i = 0; i < n; ++i) {
+      more += (double)x[(size_t)(r * n + i)] > theta[(size_t)r];
+      from += (double)x[(size_t)(r * n + i)] >= theta[(size_t)r];
       const auto above = (double)(T)(x[(size_t)(r * n + i)] - (T)theta[(size_t)r]);
       const auto y = (double)over[(size_t)(r * n + i)];
       if (std::isfinite(theta[(size_t)r]) && !(y >= 0 && (y > 0) <= (above > 0) && y <= std::fmax(above, 0) * 1.001))
         return std::printf("case %ld row %ld: statistical %.17g above %.17g\n", number, (long)r, y, above), 1;
     }
+    const double rank = std::floor(k[(size_t)r]) + 1;
+    if (is_exact && std::isfinite(theta[(size_t)r]) && !((double)more < rank && rank <= (double)from))
+      return std::printf("case %ld row %ld: %.17g is not of rank %.17g\n", number, (long)r, theta[(size_t)r], rank), 1;
+  }
   const double limit = sizeof(T) == 4 ? 1e-6 : 1e-9;
   for (int64_t r = 0; r < rows; ++r) {
     const double want =

@@ -42,7 +42,8 @@ template <class T> T dot(const T* a, const T* b, int64_t d) {
 
 // What a bound on the tail mass becomes by rounding: never less than the truth.
 inline double rounded_up(double left, double kept, int64_t terms) {
-  return std::fmin(1.0, left / (kept + left) * (1 + (double)terms * 0x1p-51 + kExp) + kTiny);
+  const double bound = left / (kept + left) * (1 + (double)terms * 0x1p-51 + kExp) + kTiny;
+  return bound < 1 ? bound : 1;
 }
 
 template <class T> class Attention {
@@ -101,18 +102,18 @@ template <class T> class Attention {
       if (!some) continue;
       const double score = (double)dot(q.x, c.centre + cell * c.d, c.d), most = norm * (double)c.radius[cell];
       is_finite &= std::isfinite(score + most);
-      peak = std::fmax(peak, score + most);
-      if (some == c.counts[cell]) shift = std::fmax(shift, score);  // Jensen: the mean of e^x is at least e^mean
+      peak = score + most > peak ? score + most : peak;
+      if (some == c.counts[cell] && score > shift) shift = score;  // Jensen: the mean of e^x is at least e^mean
       room.cells[m++] = {score, cell, some};
     }
-    shift = std::fmax(shift, peak - kMostLog);
+    if (shift < peak - kMostLog) shift = peak - kMostLog;
     if (!m || !is_finite || !(q.delta < 50)) return -1;  // scores that are off by more certify nothing
     for (int64_t i = 0; i < m; ++i) {
       auto& cell = room.cells[i];
       const double b = norm * (double)c.radius[cell.at], share = (double)c.share[cell.at];
       const double mean = (std::exp(-(1 + share) * b) + share) / (1 + share);  // of e^(x − b), by Bennett
       const double whole = (double)c.counts[cell.at] * mean, some = (double)cell.some;
-      cell.mass = std::exp(cell.mass + b - shift) * (q.mask ? std::fmin(whole, some) : whole) * up;
+      cell.mass = std::exp(cell.mass + b - shift) * (some < whole ? some : whole) * up;
       if (!(cell.mass >= 0)) return -1;
     }
     sort_falling(room.cells, m);

@@ -90,8 +90,9 @@ template <class T> struct Kernels {
   double (*pull[KHOT_CDFS])(const Row<T>& row, const T* g, T* dx);
   // Orthogonal matching pursuit of one signal; returns how many atoms it took.
   int64_t (*pursue)(const Signal<T>& signal, const Room<T>& room);
-  // Statistical top-k of one row, whose k is the multiplier of the deviation; returns the threshold.
-  double (*statistical)(const Row<T>& row, double smooth, T* y);
+  // Statistical top-k of one row, whose k is the multiplier of the deviation, or a count if it is exact; returns the
+  // threshold.
+  double (*statistical)(const Row<T>& row, double smooth, bool is_exact, T* y);
   // Attention of one query; output (e) and head (n), zeros, may be null.
   Found (*attend)(const Cells<T>& cells, const Query<T>& query, const Opened& room, T* output, uint8_t* head);
 };

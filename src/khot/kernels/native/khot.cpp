@@ -115,10 +115,10 @@ template <class T> void pull(const khot_rows& rows, const T* g, T* dx, double* d
   });
 }
 
-template <class T> void statistical(const khot_rows& rows, double smooth, T* y, double* theta) {
+template <class T> void statistical(const khot_rows& rows, double smooth, bool is_exact, T* y, double* theta) {
   const auto& table = kernels(rows.path, T());
   for_rows(rows.rows, rows.n, rows.threads, [&](int64_t r, int share) {
-    theta[r] = table.statistical(row_of<T>(rows, r, share), smooth, y ? y + r * rows.n : nullptr);
+    theta[r] = table.statistical(row_of<T>(rows, r, share), smooth, is_exact, y ? y + r * rows.n : nullptr);
   });
 }
 
@@ -201,9 +201,9 @@ void khot_topk_pull(const khot_rows* rows, const void* g, void* dx, double* dk) 
   pull(*rows, static_cast<const double*>(g), static_cast<double*>(dx), dk);
 }
 
-void khot_statistical(const khot_rows* rows, double smooth, void* y, double* theta) noexcept {
-  if (rows->dtype == KHOT_FLOAT) return statistical(*rows, smooth, static_cast<float*>(y), theta);
-  statistical(*rows, smooth, static_cast<double*>(y), theta);
+void khot_statistical(const khot_rows* rows, double smooth, int is_exact, void* y, double* theta) noexcept {
+  if (rows->dtype == KHOT_FLOAT) return statistical(*rows, smooth, is_exact, static_cast<float*>(y), theta);
+  statistical(*rows, smooth, is_exact, static_cast<double*>(y), theta);
 }
 
 int khot_pursue(const khot_signals* signals, void* alpha, int64_t* atoms, void* coefs, int64_t* taken,

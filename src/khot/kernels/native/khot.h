@@ -90,9 +90,11 @@ KHOT_API void khot_hard_topk(const khot_rows* rows, void* out) KHOT_NOEXCEPT;
 KHOT_API void khot_topk_pull(const khot_rows* rows, const void* g, void* dx, double* dk) KHOT_NOEXCEPT;
 
 /* Statistical top-k: y = max(x − θ, 0), or its C¹ form if smooth > 0, with θ = mean + std·k, so that `k` is a
- * multiplier. theta gets a number per row, which is not finite where the scores, or the squares of their differences,
- * are not. y may be null. Reads no temperature and no mask. */
-KHOT_API void khot_statistical(const khot_rows* rows, double smooth, void* y, double* theta) KHOT_NOEXCEPT;
+ * multiplier; or, if is_exact, with the (k + 1)-th largest score as θ. theta gets a number per row, which is not finite
+ * where the scores, or the squares of their differences, are not. y may be null unless is_exact. Reads no temperature
+ * and no mask. */
+KHOT_API void khot_statistical(const khot_rows* rows, double smooth, int is_exact, void* y,
+                               double* theta) KHOT_NOEXCEPT;
 
 /* Pivotal samples, (draws · rows) × n. The tree's leaves are the items in the order given (row r's at
  * order + r * order_stride), in a random order of each sample's own, or as they come. */
