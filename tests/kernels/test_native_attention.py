@@ -80,6 +80,7 @@ def one_by_one(q, cells, epsilon, mask):
 def test_it_opens_the_cells_that_it_must_and_no_more(seed, n, d, size, limit, epsilon, sharp, share, path):
     q, k, v, mask = problem(seed, n, d, sharp, share, torch.float64)
     cells = grown(k, size=size, limit=limit)
+    cells._catch_up()  # the last cell has a bound, too
     with patch.object(_native.attend, "__kwdefaults__", {"head": None, "path": path}):
         output, found = certified_attention(q, cells, v, epsilon=epsilon, mask=mask, scale=1.0)
         head, again = certified_mask(q, cells, epsilon=epsilon, mask=mask, scale=1.0)
@@ -114,9 +115,8 @@ def test_it_is_as_sound_as_its_twin(seed, n, d, size, limit, epsilon, sharp, sha
         exact = kept / kept.sum(-1, keepdim=True).clamp(min=1e-300) @ v.double()
         torch.testing.assert_close(output.double(), exact, rtol=1e-3, atol=1e-3)
     ours, twin = found
-    same = ours.refused == twin.refused
-    assert same.double().mean() > 0.9  # a mass that rounding decides is rare
-    assert (ours.scored <= twin.scored)[same].all()
+    assert (ours.refused & ~twin.refused).double().mean() <= 0.1  # a mass that rounding decides is rare
+    assert (ours.scored <= twin.scored + size)[~ours.refused & ~twin.refused].all()  # and the cell without a bound
 
 
 def test_subclasses_and_gradients_are_left_to_torch():

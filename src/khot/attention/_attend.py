@@ -56,7 +56,8 @@ def certified_attention(
         k: the keys (…, n, d); or their `KeyCells`, which are then searched and give no gradient. With fewer heads than
             `q`, each serves a group of query heads.
         v: the values (…, n, e).
-        epsilon: in (0, 1), a number or a tensor that broadcasts to (…, queries).
+        epsilon: in (0, 1), a number or a tensor that broadcasts to (…, queries). Values of a tensor are not checked:
+            all keys serve 0 or less and NaN, and one key serves 1 or more.
         output_epsilon: > 0. The head is certified to ε = output_epsilon/D, D ≥ all distances between values.
         mask: boolean, broadcasts to (…, queries, n); True = may be attended to. A query that may attend to nothing gets
             0, as from torch's attention.
@@ -66,7 +67,8 @@ def certified_attention(
 
     Returns:
         The output (…, queries, e) in the dtype of q, and a `Certificate`. Bounds hold for the numbers q, k, v as given,
-        whatever the rounding of scores; the output itself is rounded as always. NaN stays in its query.
+        whatever the rounding of scores; the output itself is rounded as always. NaN stays in its query: output and
+        bound are NaN where a score is NaN or +inf. Masked keys and values must be finite, as for torch's attention.
 
     Examples:
         >>> q, k, v = torch.eye(2, 4) * 8, torch.eye(4) * 4, torch.eye(4)
@@ -170,7 +172,9 @@ class _Call(NamedTuple):
         if scale is not None:
             _check.number("scale", scale, "a number")
         if isinstance(k, KeyCells) and q.dtype == torch.float64 != k._keys.dtype:
-            raise TypeError(f"`q` must not be more precise than the cells, {k._keys.dtype}; use `KeyCells(keys.double())`.")
+            raise TypeError(
+                f"`q` must not be more precise than the cells, {k._keys.dtype}; use `KeyCells(keys.double())`."
+            )
         lead, groups = tuple(q.shape[:-2]), 1
         if lead != batch and lead[:-1] == batch[:-1] and lead and batch and batch[-1] and lead[-1] % batch[-1] == 0:
             groups = lead[-1] // batch[-1]
@@ -262,8 +266,8 @@ def _heads(call: _Call, epsilon: Tensor, rule: Rule) -> tuple[Tensor, Certificat
         head[:, part] = select.ranks(order) < k.unsqueeze(-1)
         is_whole = k == count
         value = bound.gather(-1, (k - 1).clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        is_nan = scores.isnan() if allowed is None else scores.isnan() & allowed
-        value = torch.where(is_nan.any(-1), torch.nan, torch.where(is_whole, 0.0, value))
+        is_bad = ~(scores < torch.inf) if allowed is None else ~(scores < torch.inf) & allowed  # NaN too
+        value = torch.where(is_bad.any(-1), torch.nan, torch.where(is_whole, 0.0, value))
         _put(found, (slice(None), part), Certificate(k, value, count, is_whole & (count > 1), None))
     return head, found
 

@@ -134,6 +134,7 @@ class KeyCells:
         self._fit(slice(None), valid)
         self._largest = x.norm(dim=-1).amax(-1)  # (B): ‖key‖ ≤ …
         self._open = self.length if self.used == 1 else 0  # how many keys the last cell has, if it may get more
+        self._is_behind = False  # the last cell has keys that its bounds do not know
 
     def _fit(self, cells: slice, valid: Tensor) -> None:
         """Compute the numbers of some cells."""
@@ -165,8 +166,18 @@ class KeyCells:
             cell, part = self.used - 1, slice(self._open, self._open + take)
             self._keys[:, cell, part] = x[:, start : start + take]
             self._index[:, cell, part] = torch.arange(self.length, self.length + take, device=x.device)
+            self._counts[:, cell] += take
             self._open, self.length, start = self._open + take, self.length + take, start + take
-            self._fit(slice(cell, cell + 1), self._index[:, cell : cell + 1] >= 0)
+            self._is_behind = True
+            if self._open == self.size:
+                self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Bound the last cell: where it is full, or where a search needs it. The kernel reads it without a bound."""
+        if self._is_behind:
+            last = slice(self.used - 1, self.used)
+            self._fit(last, self._index[:, last] >= 0)
+            self._is_behind = False
 
     def _grow(self) -> None:
         """Begin an empty cell; the room for cells is doubled when it is used up."""
@@ -194,7 +205,8 @@ class KeyCells:
         if type(self._stats) is not Ball or not cpu.serves(q):
             return None
         parts = (self._keys, self._centre, *self._stats, self._index, self._counts)
-        return cpu.attend(q, parts, *more, used=self.used, limit=int(self.limit * self.used), head=head)
+        bounded, limit = self.used - int(self._is_behind), int(self.limit * self.used)
+        return cpu.attend(q, parts, *more, used=self.used, bounded=bounded, limit=limit, head=head)
 
     def search(self, q: Tensor, epsilon: Tensor, allowed: Tensor | None, delta: Tensor) -> Group | None:
         """Return the rows that are certified; those that are missing are refused.
@@ -247,6 +259,7 @@ class KeyCells:
 
     def _plan(self, q: Tensor, epsilon: Tensor, allowed: Tensor | None, delta: Tensor) -> "_Plan":
         """Bound the mass of every cell for every row, and order the cells by it."""
+        self._catch_up()
         m = self.used
         counts = self._counts[:, None, :m]  # (B, 1, m)
         scores = q @ self._centre[:, :m].mT

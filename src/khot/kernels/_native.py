@@ -256,13 +256,15 @@ def attend(
     delta: Tensor,
     *,
     used: int,
+    bounded: int,
     limit: int,
     head: Tensor | None = None,
     path: int = WIDE,
 ) -> tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor]:
     """Return the output (B, R, e); and of each query (B, R) the keys used, the bound, the keys scored, and the refusal.
 
-    As the search of `khot.attention`; `cells` are the keys, means, radii, shares, positions and counts of cells.
+    As the search of `khot.attention`; `cells` are the keys, means, radii, shares, positions and counts of cells. Those
+    after the first `bounded` are always opened.
     """
     assert LIBRARY is not None
     (heads, rows, d), (room, size) = q.shape, cells[0].shape[1:3]
@@ -278,7 +280,7 @@ def attend(
     n = n if head is None else head.shape[-1]
     request = _Cells(
         q.data_ptr(), *(t.data_ptr() for t in cells), _address(values), _address(mask), epsilon.data_ptr(),
-        delta.data_ptr(), heads, rows, d, room, used, size, n, e, head_stride, stride, limit, _DTYPES[q.dtype],
+        delta.data_ptr(), heads, rows, d, room, used, bounded, size, n, e, head_stride, stride, limit, _DTYPES[q.dtype],
         torch.get_num_threads(), path,
     )  # fmt: skip
     outputs = (output, k, bound, scored, is_refused, head)

@@ -295,6 +295,7 @@ template <class T> int fuzz_attention(Rng& rng, long number) {
   const int64_t heads = 1 + (int64_t)(rng() % 3), rows = 1 + (int64_t)(rng() % 4), d = 1 + (int64_t)(rng() % 40);
   const int64_t used = 1 + (int64_t)(rng() % 12), size = 1 + (int64_t)(rng() % 9), room = used + (int64_t)(rng() % 3);
   const int64_t e = 1 + (int64_t)(rng() % 9), limit = (int64_t)(rng() % (uint64_t)(used + 1));
+  const int64_t bounded = used - (int64_t)(rng() % 2);
   std::vector<int64_t> index((size_t)(heads * room * size), -1), counts((size_t)(heads * room), 0);
   int64_t n = 0;
   for (int64_t i = 0; i < used * size; ++i) {
@@ -365,6 +366,7 @@ template <class T> int fuzz_attention(Rng& rng, long number) {
                             d,
                             room,
                             used,
+                            bounded,
                             size,
                             n,
                             e,

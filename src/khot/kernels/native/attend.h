@@ -74,26 +74,33 @@ template <class T> class Attention {
 
   bool allows(int64_t at) const { return at >= 0 && (!q.mask || q.mask[at]); }
 
-  // Scores the keys of a cell, and returns the sum of e^(score − shift).
-  double open(int64_t cell, double shift) {
-    double sum = 0;
-    for (int64_t i = cell * c.size; i < (cell + 1) * c.size; ++i) {
+  // Scores the keys of some cells, and returns the largest score.
+  double open(int64_t first, int64_t last) {
+    double top = -std::numeric_limits<double>::infinity();
+    for (int64_t i = first * c.size; i < last * c.size; ++i) {
       if (!allows(c.index[i])) continue;
-      const double mass = std::exp((double)dot(q.x, c.keys + i * c.d, c.d) - shift);
-      room.keys[count++] = {mass, c.index[i]};
-      sum += mass;
+      const double score = (double)dot(q.x, c.keys + i * c.d, c.d);
+      room.keys[count++] = {score, c.index[i]};
+      top = score > top ? score : top;
     }
+    return top;
+  }
+
+  // Turns the scores of the keys from `first` on into masses, e^(score − shift), and returns their sum.
+  double weigh(int64_t first, double shift) {
+    double sum = 0;
+    for (int64_t i = first; i < count; ++i) sum += room.keys[i].mass = std::exp(room.keys[i].mass - shift);
     return sum;
   }
 
   // Opens cells until the others cannot matter; returns how many, or −1 if they are too many.
   int64_t search() {
-    double square = 0, peak = -std::numeric_limits<double>::infinity(), shift = peak;
+    double peak = open(c.bounded, c.used), shift = peak, square = 0;
     for (int64_t i = 0; i < c.d; ++i) square += (double)q.x[i] * (double)q.x[i];
     const double norm = std::sqrt(square), up = std::exp(q.delta);
     int64_t m = 0;
     bool is_finite = true;
-    for (int64_t cell = 0; cell < c.used; ++cell) {
+    for (int64_t cell = 0; cell < c.bounded; ++cell) {
       int64_t some = c.counts[cell];
       if (q.mask) {
         some = 0;
@@ -107,7 +114,9 @@ template <class T> class Attention {
       room.cells[m++] = {score, cell, some};
     }
     if (shift < peak - kMostLog) shift = peak - kMostLog;
-    if (!m || !is_finite || !(q.delta < 50)) return -1;  // scores that are off by more certify nothing
+    double mass = weigh(0, shift) / up;
+    // Scores that are off by more certify nothing.
+    if (!(m || count) || !is_finite || !std::isfinite(mass) || !(q.delta < 50)) return -1;
     for (int64_t i = 0; i < m; ++i) {
       auto& cell = room.cells[i];
       const double b = norm * (double)c.radius[cell.at], share = (double)c.share[cell.at];
@@ -121,14 +130,15 @@ template <class T> class Attention {
     for (int64_t i = m; i--;) room.rest[i] = sum += room.cells[i].mass;
     room.rest[m] = 0;
     const int64_t limit = c.limit < m ? c.limit : m;
-    if (!(room.rest[limit] <= q.epsilon * room.rest[0])) return -1;
+    if (!(room.rest[limit] <= q.epsilon * (room.rest[0] + mass * up * up))) return -1;
     const double within = q.epsilon * (1 - 0x1p-30), more = 1 + (double)c.used * 0x1p-51 + kExp;
-    double mass = 0;
     for (int64_t opened = 0;; ++opened) {
       const double left = room.rest[opened] = room.rest[opened] * more + (double)c.used * kTiny;
-      if (opened && left <= within * (left + mass)) return opened;
+      if (count && left <= within * (left + mass)) return opened;
       if (opened == limit) return -1;
-      mass += open(room.cells[opened].at, shift) / up;
+      const int64_t first = count, cell = room.cells[opened].at;
+      open(cell, cell + 1);
+      mass += weigh(first, shift) / up;
     }
   }
 
@@ -164,14 +174,7 @@ template <class T> class Attention {
   // Scores all keys; returns the sum of their masses.
   double everything(Found* found) {
     count = 0;
-    double top = -std::numeric_limits<double>::infinity(), sum = 0;
-    for (int64_t i = 0; i < c.used * c.size; ++i) {
-      if (!allows(c.index[i])) continue;
-      const double score = (double)dot(q.x, c.keys + i * c.d, c.d);
-      room.keys[count++] = {score, c.index[i]};
-      top = score > top ? score : top;
-    }
-    for (int64_t i = 0; i < count; ++i) sum += room.keys[i].mass = std::exp(room.keys[i].mass - top);
+    const double top = open(0, c.used), sum = weigh(0, top);
     *found = {count, count, std::isnan(sum) ? sum : 0.0, (uint8_t)(count > 1)};
     return sum;
   }

@@ -39,7 +39,7 @@ template <class T> struct Room {
 template <class T> struct Cells {
   const T *keys, *centre, *radius, *share, *values;
   const int64_t *index, *counts;
-  int64_t used, size, d, e, value_stride, limit;
+  int64_t used, bounded, size, d, e, value_stride, limit;
 };
 
 template <class T> struct Query {

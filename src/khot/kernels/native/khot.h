@@ -53,7 +53,8 @@ typedef struct {
   int32_t dtype, threads, path;
 } khot_signals;
 
-/* Heads of keys in cells, `used` of `room` each, and queries that search them; -1 in `index` is no key. */
+/* Heads of keys in cells, `used` of `room` each, and queries that search them; -1 in `index` is no key. Of the cells
+ * used, those after the first `bounded` have no means, radii and shares, and are always opened. */
 typedef struct {
   const void* q;         /* heads × rows × d, scaled */
   const void* keys;      /* heads × room × size × d */
@@ -66,7 +67,7 @@ typedef struct {
   const uint8_t* mask;   /* heads × rows × n; null: all may be attended to */
   const double* epsilon; /* heads × rows */
   const double* delta;   /* heads × rows: what a score may be off by rounding */
-  int64_t heads, rows, d, room, used, size, n, e, value_head_stride, value_stride, limit;
+  int64_t heads, rows, d, room, used, bounded, size, n, e, value_head_stride, value_stride, limit;
   int32_t dtype, threads, path;
 } khot_cells;
 
