@@ -154,7 +154,8 @@ class _Call(NamedTuple):
     q: Tensor  # (B, R, d), scaled
     keys: Tensor  # (B, n, d); the means of the cells if there are cells
     mask: Tensor | None  # (B, R, n)
-    delta: Tensor  # (B, R), float64: no score is off by more than this
+    largest: Tensor  # (B): no key is longer
+    slack: float  # no score is off by more than this, times the lengths of query and key
     n: int
     batch: tuple[int, ...]  # of the keys, with q's where those broadcast
     shape: tuple[int, ...]  # of q without d
@@ -196,9 +197,13 @@ class _Call(NamedTuple):
             mask = mask.expand(*q.shape[:-1], n).reshape(*rows.shape[:2], n)
         with torch.no_grad():
             largest = k._largest if isinstance(k, KeyCells) else keys.norm(dim=-1).amax(-1)
-            terms = d + 8 + (k.size if isinstance(k, KeyCells) else 0)
-            delta = terms * _unit(inner) * rows.double().norm(dim=-1) * largest.double().unsqueeze(-1)
-        return cls(rows, keys, mask, delta, n, batch, tuple(q.shape[:-1]), inner)
+        slack = (d + 8 + (k.size if isinstance(k, KeyCells) else 0)) * _unit(inner)
+        return cls(rows, keys, mask, largest, slack, n, batch, tuple(q.shape[:-1]), inner)
+
+    @torch.no_grad()
+    def delta(self) -> Tensor:
+        """Return how much scores may be off by rounding, (B, R) float64."""
+        return self.slack * self.q.double().norm(dim=-1) * self.largest.double().unsqueeze(-1)
 
     def values(self, v: Tensor) -> Tensor:
         """Check the values, and return them as (B, n, e)."""
@@ -256,12 +261,12 @@ def _budget(
 def _heads(call: _Call, epsilon: Tensor, rule: Rule) -> tuple[Tensor, Certificate]:
     """Score all keys, and return the smallest head of each row that a rule certifies, as a mask (B, R, n)."""
     head = torch.empty(*call.q.shape[:2], call.n, dtype=torch.bool, device=call.q.device)
-    found = _blank(call)
+    found, delta = _blank(call), call.delta()
     for part in _parts(call, call.n * len(call.q)):
         scores = call.q[:, part] @ call.keys.mT
         allowed = None if call.mask is None else call.mask[:, part]
         _, order, count = tails.falling(scores, allowed)
-        bound = tails.rounded_up(rule(scores, None, mask=allowed), call.n, count, call.delta[:, part, None])
+        bound = tails.rounded_up(rule(scores, None, mask=allowed), call.n, count, delta[:, part, None])
         k = tails.first_within(bound, epsilon[:, part], count)
         head[:, part] = select.ranks(order) < k.unsqueeze(-1)
         is_whole = k == count
@@ -277,22 +282,22 @@ def _search(
 ) -> tuple[Tensor, Certificate]:
     """Search the cells; return the output (B, R, e), and fill in `head` (B, R, n) if it is given."""
     if values is None or not (torch.is_grad_enabled() and values.requires_grad):
-        by_kernel = cells.native(call.q.detach(), values, call.mask, epsilon, call.delta, head=head)
+        by_kernel = cells.native(call.q.detach(), values, call.mask, epsilon, slack=call.slack, head=head)
         if by_kernel is not None:
             output, *numbers = by_kernel
             return output, Certificate(*numbers, None)
     values = call.q.new_ones(len(call.q), call.n, 1) if values is None else values
-    many, found = call.q.shape[1], _blank(call)
+    many, found, delta = call.q.shape[1], _blank(call), call.delta()
     output = values.new_zeros(*call.q.shape[:2], values.shape[-1])
     flat_values = values.flatten(0, 1)
     for part in _parts(call, cells.length * call.q.shape[-1] * len(call.q)):
         q, allowed = call.q[:, part].detach(), None if call.mask is None else call.mask[:, part]
         is_open = torch.ones(q.shape[:2], dtype=torch.bool, device=q.device)
-        group = cells.search(q, epsilon[:, part], allowed, call.delta[:, part])
+        group = cells.search(q, epsilon[:, part], allowed, delta[:, part])
         if group is not None:
             b, i = group.rows // q.shape[1], group.rows % q.shape[1]
             at = (b, i + part.start)
-            scores, positions, result = _smallest(group, epsilon[at], call.delta[at])
+            scores, positions, result = _smallest(group, epsilon[at], delta[at])
             taken = flat_values.index_select(0, (positions + b.unsqueeze(-1) * call.n).flatten())
             output[at] = (scores.softmax(-1).unsqueeze(-2) @ taken.view(*positions.shape, -1)).squeeze(-2)
             _put(found, at, result)

@@ -253,8 +253,9 @@ def attend(
     values: Tensor | None,
     mask: Mask,
     epsilon: Tensor,
-    delta: Tensor,
+    largest: Tensor,
     *,
+    slack: float,
     used: int,
     bounded: int,
     limit: int,
@@ -264,14 +265,14 @@ def attend(
     """Return the output (B, R, e); and of each query (B, R) the keys used, the bound, the keys scored, and the refusal.
 
     As the search of `khot.attention`; `cells` are the keys, means, radii, shares, positions and counts of cells. Those
-    after the first `bounded` are always opened.
+    after the first `bounded` are always opened. A score may be off by `slack`·‖q‖·`largest` (B).
     """
     assert LIBRARY is not None
     (heads, rows, d), (room, size) = q.shape, cells[0].shape[1:3]
-    q, epsilon, delta = q.contiguous(), epsilon.contiguous(), delta.contiguous()
+    q, epsilon = q.contiguous(), epsilon.contiguous()
     mask = None if mask is None else mask.contiguous()
     k, scored = torch.empty(2, heads, rows, dtype=torch.int64, device="cpu")
-    bound, is_refused = torch.empty_like(delta), torch.empty(heads, rows, dtype=torch.bool, device="cpu")
+    bound, is_refused = torch.empty_like(epsilon), torch.empty(heads, rows, dtype=torch.bool, device="cpu")
     output, n, e, head_stride, stride = None, 0, 0, 0, 0
     if values is not None:
         values = values if values.stride(-1) == 1 else values.contiguous()
@@ -280,7 +281,7 @@ def attend(
     n = n if head is None else head.shape[-1]
     request = _Cells(
         q.data_ptr(), *(t.data_ptr() for t in cells), _address(values), _address(mask), epsilon.data_ptr(),
-        delta.data_ptr(), heads, rows, d, room, used, bounded, size, n, e, head_stride, stride, limit, _DTYPES[q.dtype],
+        largest.data_ptr(), slack, heads, rows, d, room, used, bounded, size, n, e, head_stride, stride, limit, _DTYPES[q.dtype],
         torch.get_num_threads(), path,
     )  # fmt: skip
     outputs = (output, k, bound, scored, is_refused, head)

@@ -341,14 +341,11 @@ template <class T> int fuzz_attention(Rng& rng, long number) {
   std::vector<uint8_t> mask, refused((size_t)(heads * rows)), head((size_t)(heads * rows * n), 0);
   if (rng() % 2)
     for (int64_t i = 0; i < heads * rows * n; ++i) mask.push_back(rng() % 4 != 0);
-  std::vector<double> epsilon(refused.size()), delta(refused.size()), bound(refused.size());
+  std::vector<double> epsilon(refused.size()), bound(refused.size());
   std::vector<int64_t> k(refused.size()), scored(refused.size());
-  for (size_t r = 0; r < refused.size(); ++r) {
-    double square = 0;
-    for (size_t j = 0; j < (size_t)d; ++j) square += (double)q[r * (size_t)d + j] * (double)q[r * (size_t)d + j];
-    epsilon[r] = std::pow(10, -5 * uniform(rng)) * 0.9;
-    delta[r] = (double)(d + 8 + size) * (double)std::numeric_limits<T>::epsilon() * std::sqrt(square) * largest;
-  }
+  for (auto& v : epsilon) v = std::pow(10, -5 * uniform(rng)) * 0.9;
+  const std::vector<T> longest((size_t)heads, (T)(largest * 1.0001));
+  const double slack = (double)(d + 8 + size) * (double)std::numeric_limits<T>::epsilon();
   const auto threads = 1 + (int32_t)(rng() % 2), path = (int32_t)(rng() % 2);
   const khot_cells asked = {q.data(),
                             keys.data(),
@@ -360,7 +357,8 @@ template <class T> int fuzz_attention(Rng& rng, long number) {
                             values.data(),
                             mask.empty() ? nullptr : mask.data(),
                             epsilon.data(),
-                            delta.data(),
+                            longest.data(),
+                            slack,
                             heads,
                             rows,
                             d,

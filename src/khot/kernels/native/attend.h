@@ -71,6 +71,7 @@ template <class T> class Attention {
   const Query<T>& q;
   const Opened& room;
   int64_t count = 0;  // keys in room.keys
+  double up = 1;      // what rounding may have made of a mass
 
   bool allows(int64_t at) const { return at >= 0 && (!q.mask || q.mask[at]); }
 
@@ -97,7 +98,8 @@ template <class T> class Attention {
   int64_t search() {
     double peak = open(c.bounded, c.used), shift = peak, square = 0;
     for (int64_t i = 0; i < c.d; ++i) square += (double)q.x[i] * (double)q.x[i];
-    const double norm = std::sqrt(square), up = std::exp(q.delta);
+    const double norm = std::sqrt(square), delta = q.slack * norm;
+    up = std::exp(delta);
     int64_t m = 0;
     bool is_finite = true;
     for (int64_t cell = 0; cell < c.bounded; ++cell) {
@@ -116,7 +118,7 @@ template <class T> class Attention {
     if (shift < peak - kMostLog) shift = peak - kMostLog;
     double mass = weigh(0, shift) / up;
     // Scores that are off by more certify nothing.
-    if (!(m || count) || !is_finite || !std::isfinite(mass) || !(q.delta < 50)) return -1;
+    if (!(m || count) || !is_finite || !std::isfinite(mass) || !(delta < 50)) return -1;
     for (int64_t i = 0; i < m; ++i) {
       auto& cell = room.cells[i];
       const double b = norm * (double)c.radius[cell.at], share = (double)c.share[cell.at];
@@ -144,7 +146,7 @@ template <class T> class Attention {
 
   // Keeps as few of the keys as are certified, the largest, at the front of room.keys; returns the sum of their masses.
   double shrink(int64_t opened, Found* found) {
-    const double up = std::exp(q.delta), unread = room.rest[opened];
+    const double unread = room.rest[opened];
     const auto bound = [&](double head, double tail) { return rounded_up(tail * up + unread, head / up, count); };
     const auto sum = [&](int64_t begin, int64_t end) {
       double all = 0;

@@ -44,8 +44,8 @@ template <class T> struct Cells {
 
 template <class T> struct Query {
   const T* x;
-  const uint8_t* mask;  // (n); null: all allowed
-  double epsilon, delta;
+  const uint8_t* mask;    // (n); null: all allowed
+  double epsilon, slack;  // a score may be off by slack · ‖x‖
 };
 
 struct Cell {

@@ -165,7 +165,7 @@ template <class T> int attend(const khot_cells& s, T* output, int64_t* k, double
         {of(s.keys, c * s.size * s.d), of(s.centre, c * s.d), of(s.radius, c), of(s.share, c),
          s.values ? of(s.values, b * s.value_head_stride) : nullptr, s.index + c * s.size, s.counts + c, s.used,
          s.bounded, s.size, s.d, s.e, s.value_stride, s.limit},
-        {of(s.q, r * s.d), s.mask ? s.mask + r * s.n : nullptr, s.epsilon[r], s.delta[r]},
+        {of(s.q, r * s.d), s.mask ? s.mask + r * s.n : nullptr, s.epsilon[r], s.slack * (double)*of(s.largest, b)},
         {cells.get(), rest.get(), keys.get()}, output ? output + r * s.e : nullptr, head ? head + r * s.n : nullptr);
     k[r] = found.k;
     scored[r] = found.scored;

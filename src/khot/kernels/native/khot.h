@@ -66,7 +66,8 @@ typedef struct {
   const void* values;    /* heads × n × e, with the strides below; may be null if there is no output */
   const uint8_t* mask;   /* heads × rows × n; null: all may be attended to */
   const double* epsilon; /* heads × rows */
-  const double* delta;   /* heads × rows: what a score may be off by rounding */
+  const void* largest;   /* heads: no key is longer */
+  double slack;          /* a score may be off by this, times the lengths of the query and the longest key */
   int64_t heads, rows, d, room, used, bounded, size, n, e, value_head_stride, value_stride, limit;
   int32_t dtype, threads, path;
 } khot_cells;
