@@ -68,7 +68,7 @@ def _load() -> tuple[Any, str]:
     except (OSError, AttributeError) as error:
         return None, f"eager torch (native library does not load: {error})"
     width = "AVX2" if library.khot_has_avx2() else "portable"
-    what = "top-k (sigmoid, Laplace, Euclidean, hard, statistical), pivotal and systematic samples, matching pursuit"
+    what = "top-k (sigmoid, Laplace, Euclidean, hard, statistical), pivotal and systematic samples, matching pursuit, attention"
     return library, f"native, {width} (for {what}; eager torch for the rest; {built})"
 
 
