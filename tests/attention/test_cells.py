@@ -62,7 +62,7 @@ def test_a_cell_that_is_too_small_is_caught(bound):
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(
-    st.lists(st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=2), min_size=1, max_size=24),
+    st.lists(st.lists(st.floats(-1000, 1000, width=32), min_size=2, max_size=2), min_size=1, max_size=24),
     st.lists(st.floats(-5, 5, width=32), min_size=2, max_size=2),
     st.integers(1, 6),
     st.sampled_from(BOUNDS),

@@ -157,6 +157,8 @@ def test_strides_threads_and_no_rows():
 
 def test_no_memory_is_an_error():
     q, k, v, _ = problem(1, 20, 8, 3.0, None, torch.float32)
-    with patch.object(_native, "LIBRARY") as library, pytest.raises(MemoryError, match="use fewer threads"):
+    cells = KeyCells(k, size=8)
+    with patch.object(_native, "LIBRARY") as library:
         library.khot_attend.return_value = 1
-        certified_attention(q, KeyCells(k, size=8), v, epsilon=0.1)
+        with pytest.raises(MemoryError, match="use fewer threads"):
+            certified_attention(q, cells, v, epsilon=0.1)

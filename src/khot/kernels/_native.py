@@ -68,7 +68,8 @@ def _load() -> tuple[Any, str]:
     except (OSError, AttributeError) as error:
         return None, f"eager torch (native library does not load: {error})"
     width = "AVX2" if library.khot_has_avx2() else "portable"
-    what = "top-k (sigmoid, Laplace, Euclidean, hard, statistical), pivotal and systematic samples, matching pursuit, attention"
+    what = "top-k (sigmoid, Laplace, Euclidean, hard, statistical), pivotal and systematic samples, matching pursuit,"
+    what += " certified attention"
     return library, f"native, {width} (for {what}; eager torch for the rest; {built})"
 
 
@@ -281,8 +282,8 @@ def attend(
     n = n if head is None else head.shape[-1]
     request = _Cells(
         q.data_ptr(), *(t.data_ptr() for t in cells), _address(values), _address(mask), epsilon.data_ptr(),
-        largest.data_ptr(), slack, heads, rows, d, room, used, bounded, size, n, e, head_stride, stride, limit, _DTYPES[q.dtype],
-        torch.get_num_threads(), path,
+        largest.data_ptr(), slack, heads, rows, d, room, used, bounded, size, n, e, head_stride, stride, limit,
+        _DTYPES[q.dtype], torch.get_num_threads(), path,
     )  # fmt: skip
     outputs = (output, k, bound, scored, is_refused, head)
     if LIBRARY.khot_attend(request, *map(_address, outputs)):
