@@ -2,16 +2,17 @@
 
     python -m benchmarks.spark [TEXT]
 
-Three parts, each with a CSV in results/ and a table in docs/tables/. `spark-counts`: entries kept of 8 %, by
+Four parts, each with a CSV in results/ and a table in docs/tables/. `spark-counts`: entries kept of 8 %, by
 distribution. `spark-model`: character models of two layers whose FFNs have different gates, three seeds, on a text
-(default: examples/shakespeare.txt). `spark-speed`: the operator beside torch.topk and torch.sigmoid, and a decoding
-step of SparkFFN and SparkAttention beside dense layers, one thread, interleaved, medians. `--part NAME` runs one of
-them. About ten minutes.
+(default: examples/shakespeare.txt). `spark-longer`: some of them, trained three times as long. `spark-speed`: the
+operator beside torch.topk and torch.sigmoid, and a decoding step of SparkFFN and SparkAttention beside dense layers,
+one thread, interleaved, medians. `--part NAME` runs one of them. About a quarter of an hour.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -39,6 +40,7 @@ class Plan(NamedTuple):
     rows: int = 2000
     seeds: tuple[int, ...] = (0, 1, 2)
     steps: int = 300
+    longer: int = 900
     sizes: tuple[int, ...] = (10**3, 10**4, 10**5, 10**6)
     layers: int = 8
     rounds: int = 41
@@ -46,7 +48,7 @@ class Plan(NamedTuple):
     keys: int = 16384
 
 
-QUICK = Plan(rows=20, seeds=(0,), steps=3, sizes=(1000,), layers=2, rounds=3, width=64, keys=256)
+QUICK = Plan(rows=20, seeds=(0,), steps=3, longer=4, sizes=(1000,), layers=2, rounds=3, width=64, keys=256)
 
 
 # ── how many entries are kept ────────────────────────────────────────────────────────────────────────────────────────
@@ -58,8 +60,20 @@ class Count(NamedTuple):
     k: int
     mean: float
     sd: float
+    newton_mean: float
+    newton_sd: float
     exact_low: int
     exact_high: int
+
+
+def newton(x: Tensor, k: int) -> Tensor:
+    """Return statistical top-k with two Newton corrections of θ on the count, by the normal density at θ."""
+    theta, mean = khot.statistical_threshold(x, k).unsqueeze(-1), x.mean(-1, keepdim=True)
+    deviation = (x - mean).square().mean(-1, keepdim=True).sqrt()
+    for _ in range(2):
+        density = torch.exp(-((theta - mean) / deviation).square() / 2) / (deviation * math.sqrt(2 * math.pi))
+        theta = theta + ((x > theta).sum(-1, keepdim=True) - k) / (x.shape[-1] * density)
+    return (x - theta).relu()
 
 
 def drawn(law: str, rows: int, n: int) -> Tensor:
@@ -81,12 +95,14 @@ def counts(plan: Plan) -> Iterator[Count]:
         *((law, 2048) for law in ("uniform", "Laplace", "Student t(3)")),
     ):
         k = round(SHARE * n)
-        kept, exact = [], []
+        kept, corrected, exact = [], [], []
         for part in drawn(law, max(plan.rows // (n // 2048), 2), n).split(200):
             kept.append((khot.statistical_topk(part, k) > 0).sum(-1))
+            corrected.append((newton(part, k) > 0).sum(-1))
             exact.append((khot.statistical_topk(part, k, exact=True) > 0).sum(-1))
-        found, sure = torch.cat(kept).double(), torch.cat(exact)
-        yield Count(law, n, k, float(found.mean()), float(found.std()), int(sure.min()), int(sure.max()))
+        spread = [float(f(torch.cat(found).double())) for found in (kept, corrected) for f in (torch.mean, torch.std)]
+        sure = torch.cat(exact)
+        yield Count(law, n, k, *spread, int(sure.min()), int(sure.max()))
 
 
 def counts_table(rows: list[Any]) -> str:
@@ -97,11 +113,12 @@ def counts_table(rows: list[Any]) -> str:
             str(row.k),
             f"{row.mean:.1f} ± {row.sd:.1f}",
             f"{100 * row.mean / row.n:.1f} %",
+            f"{row.newton_mean:.1f} ± {row.newton_sd:.1f}",
             sure(row),
         ]
         for row in rows
     ]
-    return markdown_table(["scores", "n", "k", "kept (± sd)", "share", "with `exact`"], lines) + "\n"
+    return markdown_table(["scores", "n", "k", "kept (± sd)", "share", "two Newton steps", "with `exact`"], lines) + "\n"
 
 
 def sure(row: Any) -> str:
@@ -135,6 +152,7 @@ GATES: dict[str, Callable[[Tensor, int], Tensor] | None] = {
     "statistical top-k": lambda x, k: gelu(khot.statistical_topk(x, k)),
     "σ_k": sigma,
     "Spark FFN": None,
+    "Spark FFN, learned projection": None,
 }
 
 
@@ -160,8 +178,11 @@ def ffn(gate: str) -> nn.Module:
     fn = GATES[gate]
     if fn is not None:
         return Gated(fn)
-    wide = NEURONS * 3 // 2  # as many parameters
-    return SparkFFN(WIDTH, wide, round(SHARE * wide))
+    # As many parameters: 2·d·n of the plain form, 2·d·n + r·(d + n) with a projection to r.
+    project, r = gate.endswith("projection"), WIDTH // 2
+    size = 3 * WIDTH * NEURONS
+    wide = (size - r * WIDTH) // (2 * WIDTH + r) if project else size // (2 * WIDTH)
+    return SparkFFN(WIDTH, wide, round(SHARE * wide), r, project=project)
 
 
 class Language(nn.Module):
@@ -214,13 +235,16 @@ def learn(ids: Tensor, symbols: int, gate: str, seed: int, steps: int) -> Loss:
     return Loss(gate, seed, size, float(loss), *densities, seconds)
 
 
-def models(plan: Plan, text: Path) -> Iterator[Loss]:
+LONGER = ("GELU, dense", "σ_k", "Spark FFN", "Spark FFN, learned projection")
+
+
+def models(plan: Plan, text: Path, *, longer: bool = False) -> Iterator[Loss]:
     characters = text.read_text(encoding="utf-8")
     alphabet = sorted(set(characters))
     ids = torch.tensor([alphabet.index(c) for c in characters])
-    for gate in GATES:
+    for gate in LONGER if longer else GATES:
         for seed in plan.seeds:
-            yield learn(ids, len(alphabet), gate, seed, plan.steps)
+            yield learn(ids, len(alphabet), gate, seed, plan.longer if longer else plan.steps)
 
 
 def models_table(rows: list[Any]) -> str:
@@ -272,6 +296,7 @@ def speeds(plan: Plan) -> Iterator[Time]:
             "torch.topk": lambda i, x=x, k=k: x.topk(k),
             "torch.sigmoid": lambda i, x=x: x.sigmoid(),
             "statistical_topk": lambda i, x=x, k=k: khot.statistical_topk(x, k),
+            "statistical_topk, two Newton steps in torch": lambda i, x=x, k=k: newton(x, k),
             "statistical_topk, exact": lambda i, x=x, k=k: khot.statistical_topk(x, k, exact=True),
             "hard_topk": lambda i, x=x, k=k: khot.hard_topk(x, k),
         }
@@ -331,6 +356,7 @@ def speeds_table(rows: list[Any]) -> str:
 PARTS: dict[str, tuple[Callable[..., Iterator[Any]], Callable[[list[Any]], str]]] = {
     "spark-counts": (lambda plan, text: counts(plan), counts_table),
     "spark-model": (models, models_table),
+    "spark-longer": (partial(models, longer=True), models_table),
     "spark-speed": (lambda plan, text: speeds(plan), speeds_table),
 }
 

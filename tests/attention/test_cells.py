@@ -62,7 +62,7 @@ def test_a_cell_that_is_too_small_is_caught(bound):
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(
-    st.lists(st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=2), min_size=1, max_size=24),
+    st.lists(st.lists(st.floats(-1000, 1000, width=32), min_size=2, max_size=2), min_size=1, max_size=24),
     st.lists(st.floats(-5, 5, width=32), min_size=2, max_size=2),
     st.integers(1, 6),
     st.sampled_from(BOUNDS),
@@ -120,6 +120,23 @@ def test_near_keys_are_in_one_cell_and_few_cells_are_opened():
     shuffled = KeyCells(keys[:1], size=32)  # cells in the order of arrival: the same keys, and no cell is small
     shuffled.append(keys[1:])
     assert certified_mask(q, shuffled, epsilon=0.01, scale=1.0)[1].refused.double().mean() > 0.9
+
+
+def spread_keys():
+    """Keys in cells of two; the bound of the second is 1000 above its scores, which are 20 below the largest."""
+    keys = torch.tensor([[-100.0, 0], [-100, 0], [0, 500], [0, -500], [10, 0], [10, 0], [1, 0], [1, 0]])
+    cells = KeyCells(keys[:2], size=2, limit=1.0)
+    cells.append(keys[2:])
+    return keys, cells
+
+
+def test_a_cell_whose_bound_is_far_too_high_does_not_hide_the_others():
+    """The masses of all other cells underflowed, and two keys without any mass were certified."""
+    keys, cells = spread_keys()
+    q = torch.tensor([[2.0, 0.0]])
+    head, found = certified_mask(q, cells, epsilon=0.1, scale=1.0)
+    tail = (((q @ keys.T).double()).softmax(-1) * ~head).sum()
+    assert tail <= found.bound <= 0.1
 
 
 def test_a_flat_row_is_refused():

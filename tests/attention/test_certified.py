@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from khot.attention import (
+    Ball,
     Box,
     KeyCells,
     block_mask,
@@ -19,6 +20,11 @@ from khot.attention import (
     tail_mass,
 )
 
+
+class EagerBall(Ball):
+    """A bound that the kernel does not know, so that its cells are searched by torch."""
+
+
 WAYS = {
     "tail mass": {"certificate": tail_mass},
     "known head": {"certificate": known_head},
@@ -26,6 +32,7 @@ WAYS = {
     "single gap": {"certificate": single_gap},
     "balls": {"cells": partial(KeyCells, size=4, limit=1.0)},
     "balls, half": {"cells": partial(KeyCells, size=4)},
+    "balls, by torch": {"cells": partial(KeyCells, size=4, bound=EagerBall)},
     "boxes": {"cells": partial(KeyCells, size=4, bound=Box)},
 }
 ways = pytest.mark.parametrize("way", WAYS)
@@ -182,11 +189,13 @@ def test_gradients_are_those_of_the_head():
 def test_nan_stays_in_its_query(way):
     q, k, v = problem()
     q[0, 0, 0, 0] = torch.nan
+    q[1, 2, 3] = torch.inf  # scores of +inf have no softmax
+    k[1, 2, 0] = 1.0
     options = dict(WAYS[way])
     keys = options.pop("cells")(k) if "cells" in options else k
     output, found = certified_attention(q, keys, v, epsilon=0.1, **options)
     is_nan = torch.zeros(2, 4, 12, dtype=torch.bool)
-    is_nan[0, 0, 0] = True
+    is_nan[0, 0, 0] = is_nan[1, 2, 3] = True
     assert torch.equal(output.isnan().any(-1), is_nan)
     assert torch.equal(found.bound.isnan(), is_nan)
 

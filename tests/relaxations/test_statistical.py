@@ -186,11 +186,16 @@ def test_the_kernel_is_its_twin(shape, dtype, path, smooth):
     x = 1000 + torch.randn(shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(dtype)
     z = statistical.multiplier_of(0.08)
     y = torch.empty_like(x)
-    theta = _native.statistical(x, z, y, smooth, path)
+    theta = _native.statistical(x, z, y, smooth=smooth, path=path)
     expected = statistical.cutoff(x, 0.08 * shape[1], None)
     close = {"atol": 1e-3, "rtol": 1e-6} if dtype == torch.float32 else {"atol": 1e-10, "rtol": 1e-12}
     torch.testing.assert_close(theta, expected, **close)
     assert torch.equal(theta, _native.statistical(x, z, path=path))
+    torch.testing.assert_close(y, statistical.above(x, theta, None, smooth), **close)
+    k = min(80, shape[1] - 1)
+    theta = _native.statistical(x, float(k), y, smooth=smooth, exact=True, path=path)
+    assert torch.equal(theta, x.sort(-1, descending=True).values[..., k : k + 1].double())
+    assert torch.equal(theta, _native.statistical(x, float(k), exact=True, path=path))
     torch.testing.assert_close(y, statistical.above(x, theta, None, smooth), **close)
 
 

@@ -14,6 +14,8 @@ def cluster(x: Tensor, size: int, rounds: int) -> Tensor:
     Halving gives about n/size means, some rounds of k-means move them, and a cluster of more than `size` is cut.
     """
     many, n = x.shape[:2]
+    if not many:
+        return torch.empty(0, math.ceil(n / size), size, dtype=torch.int64, device=x.device)
     group = torch.zeros(many, n, dtype=torch.int64, device=x.device)
     parts = 2 ** max(0, round(math.log2(n / size)))
     if parts > 1:

@@ -1,5 +1,6 @@
 """Attention to as few keys as a certificate allows, within ε of attention to all of them."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -55,7 +56,8 @@ def certified_attention(
         k: the keys (…, n, d); or their `KeyCells`, which are then searched and give no gradient. With fewer heads than
             `q`, each serves a group of query heads.
         v: the values (…, n, e).
-        epsilon: in (0, 1), a number or a tensor that broadcasts to (…, queries).
+        epsilon: in (0, 1), a number or a tensor that broadcasts to (…, queries). Values of a tensor are not checked:
+            all keys serve 0 or less and NaN, and one key serves 1 or more.
         output_epsilon: > 0. The head is certified to ε = output_epsilon/D, D ≥ all distances between values.
         mask: boolean, broadcasts to (…, queries, n); True = may be attended to. A query that may attend to nothing gets
             0, as from torch's attention.
@@ -65,7 +67,8 @@ def certified_attention(
 
     Returns:
         The output (…, queries, e) in the dtype of q, and a `Certificate`. Bounds hold for the numbers q, k, v as given,
-        whatever the rounding of scores; the output itself is rounded as always. NaN stays in its query.
+        whatever the rounding of scores; the output itself is rounded as always. NaN stays in its query: output and
+        bound are NaN where a score is NaN or +inf. Masked keys and values must be finite, as for torch's attention.
 
     Examples:
         >>> q, k, v = torch.eye(2, 4) * 8, torch.eye(4) * 4, torch.eye(4)
@@ -118,7 +121,7 @@ def certified_mask(
     with no_autocast(q):
         if isinstance(k, KeyCells):
             head = torch.zeros(*call.q.shape[:2], len(k), dtype=torch.bool, device=q.device)
-            _, found = _search(call, k, call.q.new_ones(len(call.q), len(k), 1), epsilons, head)
+            _, found = _search(call, k, None, epsilons, head)
         else:
             head, found = _heads(call, epsilons, certificate)
     return call.restored(head), call.certified(found)
@@ -151,7 +154,8 @@ class _Call(NamedTuple):
     q: Tensor  # (B, R, d), scaled
     keys: Tensor  # (B, n, d); the means of the cells if there are cells
     mask: Tensor | None  # (B, R, n)
-    delta: Tensor  # (B, R), float64: no score is off by more than this
+    largest: Tensor  # (B): no key is longer
+    slack: float  # no score is off by more than this, times the lengths of query and key
     n: int
     batch: tuple[int, ...]  # of the keys, with q's where those broadcast
     shape: tuple[int, ...]  # of q without d
@@ -168,8 +172,12 @@ class _Call(NamedTuple):
         _check.last_dim("q", q, k._keys.shape[-1] if isinstance(k, KeyCells) else k.shape[-1])
         if scale is not None:
             _check.number("scale", scale, "a number")
+        if isinstance(k, KeyCells) and q.dtype == torch.float64 != k._keys.dtype:
+            raise TypeError(
+                f"`q` must not be more precise than the cells, {k._keys.dtype}; use `KeyCells(keys.double())`."
+            )
         lead, groups = tuple(q.shape[:-2]), 1
-        if lead and batch and len(lead) == len(batch) and lead[:-1] == batch[:-1] and lead[-1] % batch[-1] == 0:
+        if lead != batch and lead[:-1] == batch[:-1] and lead and batch and batch[-1] and lead[-1] % batch[-1] == 0:
             groups = lead[-1] // batch[-1]
         elif lead != batch:
             if isinstance(k, KeyCells):
@@ -180,17 +188,22 @@ class _Call(NamedTuple):
                 fix = "equal batch shapes, or a number of heads in `q` that is a multiple of that in `k`"
                 raise ValueError(f"`q` and `k` must have {fix}; got {lead} and {batch}.") from None
             q = q.expand(*batch, *q.shape[-2:])
+        many = math.prod(batch)
         inner = _shape.compute_dtype(torch.promote_types(q.dtype, k.dtype))
-        rows = (q.to(inner) * (d**-0.5 if scale is None else scale)).reshape(-1, groups * q.shape[-2], d)
-        keys = k._centre if isinstance(k, KeyCells) else k.to(inner).expand(*batch, n, d).reshape(-1, n, d)
+        rows = (q.to(inner) * (d**-0.5 if scale is None else scale)).reshape(many, groups * q.shape[-2], d)
+        keys = k._centre if isinstance(k, KeyCells) else k.to(inner).expand(*batch, n, d).reshape(many, n, d)
         if mask is not None:
             _check.mask(mask, torch.empty((), device=q.device).expand(*q.shape[:-1], n))
             mask = mask.expand(*q.shape[:-1], n).reshape(*rows.shape[:2], n)
         with torch.no_grad():
             largest = k._largest if isinstance(k, KeyCells) else keys.norm(dim=-1).amax(-1)
-            terms = d + 8 + (k.size if isinstance(k, KeyCells) else 0)
-            delta = terms * _unit(inner) * rows.double().norm(dim=-1) * largest.double().unsqueeze(-1)
-        return cls(rows, keys, mask, delta, n, batch, tuple(q.shape[:-1]), inner)
+        slack = (d + 8 + (k.size if isinstance(k, KeyCells) else 0)) * _unit(inner)
+        return cls(rows, keys, mask, largest, slack, n, batch, tuple(q.shape[:-1]), inner)
+
+    @torch.no_grad()
+    def delta(self) -> Tensor:
+        """Return how much scores may be off by rounding, (B, R) float64."""
+        return self.slack * self.q.double().norm(dim=-1) * self.largest.double().unsqueeze(-1)
 
     def values(self, v: Tensor) -> Tensor:
         """Check the values, and return them as (B, n, e)."""
@@ -199,7 +212,7 @@ class _Call(NamedTuple):
         if v.shape[-2] != self.n:
             raise ValueError(f"`v` must have the shape (…, {self.n}, e), a row for each key; got {tuple(v.shape)}.")
         _check.broadcasts("v", v[..., 0, 0], self.batch, "the batch shape of the keys")
-        return v.to(self.dtype).expand(*self.batch, *v.shape[-2:]).reshape(-1, *v.shape[-2:])
+        return v.to(self.dtype).expand(*self.batch, *v.shape[-2:]).reshape(len(self.q), *v.shape[-2:])
 
     def restored(self, t: Tensor) -> Tensor:
         """Return rows (B, R, …) in the shape of the queries."""
@@ -248,37 +261,43 @@ def _budget(
 def _heads(call: _Call, epsilon: Tensor, rule: Rule) -> tuple[Tensor, Certificate]:
     """Score all keys, and return the smallest head of each row that a rule certifies, as a mask (B, R, n)."""
     head = torch.empty(*call.q.shape[:2], call.n, dtype=torch.bool, device=call.q.device)
-    found = _blank(call)
+    found, delta = _blank(call), call.delta()
     for part in _parts(call, call.n * len(call.q)):
         scores = call.q[:, part] @ call.keys.mT
         allowed = None if call.mask is None else call.mask[:, part]
         _, order, count = tails.falling(scores, allowed)
-        bound = tails.rounded_up(rule(scores, None, mask=allowed), call.n, count, call.delta[:, part, None])
+        bound = tails.rounded_up(rule(scores, None, mask=allowed), call.n, count, delta[:, part, None])
         k = tails.first_within(bound, epsilon[:, part], count)
         head[:, part] = select.ranks(order) < k.unsqueeze(-1)
         is_whole = k == count
         value = bound.gather(-1, (k - 1).clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        is_nan = scores.isnan() if allowed is None else scores.isnan() & allowed
-        value = torch.where(is_nan.any(-1), torch.nan, torch.where(is_whole, 0.0, value))
+        is_bad = ~(scores < torch.inf) if allowed is None else ~(scores < torch.inf) & allowed  # NaN too
+        value = torch.where(is_bad.any(-1), torch.nan, torch.where(is_whole, 0.0, value))
         _put(found, (slice(None), part), Certificate(k, value, count, is_whole & (count > 1), None))
     return head, found
 
 
 def _search(
-    call: _Call, cells: KeyCells, values: Tensor, epsilon: Tensor, head: Tensor | None = None
+    call: _Call, cells: KeyCells, values: Tensor | None, epsilon: Tensor, head: Tensor | None = None
 ) -> tuple[Tensor, Certificate]:
     """Search the cells; return the output (B, R, e), and fill in `head` (B, R, n) if it is given."""
-    many, found = call.q.shape[1], _blank(call)
+    if values is None or not (torch.is_grad_enabled() and values.requires_grad):
+        by_kernel = cells.native(call.q.detach(), values, call.mask, epsilon, slack=call.slack, head=head)
+        if by_kernel is not None:
+            output, *numbers = by_kernel
+            return output, Certificate(*numbers, None)
+    values = call.q.new_ones(len(call.q), call.n, 1) if values is None else values
+    many, found, delta = call.q.shape[1], _blank(call), call.delta()
     output = values.new_zeros(*call.q.shape[:2], values.shape[-1])
     flat_values = values.flatten(0, 1)
     for part in _parts(call, cells.length * call.q.shape[-1] * len(call.q)):
         q, allowed = call.q[:, part].detach(), None if call.mask is None else call.mask[:, part]
         is_open = torch.ones(q.shape[:2], dtype=torch.bool, device=q.device)
-        group = cells.search(q, epsilon[:, part], allowed, call.delta[:, part])
+        group = cells.search(q, epsilon[:, part], allowed, delta[:, part])
         if group is not None:
             b, i = group.rows // q.shape[1], group.rows % q.shape[1]
             at = (b, i + part.start)
-            scores, positions, result = _smallest(group, epsilon[at], call.delta[at])
+            scores, positions, result = _smallest(group, epsilon[at], delta[at])
             taken = flat_values.index_select(0, (positions + b.unsqueeze(-1) * call.n).flatten())
             output[at] = (scores.softmax(-1).unsqueeze(-2) @ taken.view(*positions.shape, -1)).squeeze(-2)
             _put(found, at, result)

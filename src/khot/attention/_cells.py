@@ -9,6 +9,9 @@ from torch.nn.functional import pad
 from .. import _check, _shape
 from .._math import tails
 from .._math.cells import cluster
+from ..kernels import cpu
+
+MOST_LOG = 600.0  # of a mass: sums of e^600 are finite
 
 
 class CellBound(Protocol):
@@ -119,17 +122,19 @@ class KeyCells:
         _check.fraction("limit", limit)
         self.bound, self.limit, self.dtype = bound, float(limit), keys.dtype
         self.batch, self.length = keys.shape[:-2], keys.shape[-2]
-        x = keys.detach().to(_shape.compute_dtype(keys.dtype)).reshape(-1, *keys.shape[-2:])  # (B, n, d)
+        x = keys.detach().to(_shape.compute_dtype(keys.dtype))
+        x = x.reshape(self.batch.numel(), *keys.shape[-2:])  # (B, n, d)
         index = cluster(x, int(size), int(rounds))
         self.size, self.used = index.shape[-1], index.shape[-2]
         valid = index < self.length
         padded = torch.cat((x, torch.zeros_like(x[:, :1])), 1)
         padded = padded.gather(1, index.flatten(1).unsqueeze(-1).expand(-1, -1, x.shape[-1]))
         self._index = torch.where(valid, index, -1)
-        self._keys = padded.view(*index.shape, -1)
+        self._keys = padded.view(*index.shape, x.shape[-1])
         self._fit(slice(None), valid)
         self._largest = x.norm(dim=-1).amax(-1)  # (B): ‖key‖ ≤ …
         self._open = self.length if self.used == 1 else 0  # how many keys the last cell has, if it may get more
+        self._is_behind = False  # the last cell has keys that its bounds do not know
 
     def _fit(self, cells: slice, valid: Tensor) -> None:
         """Compute the numbers of some cells."""
@@ -151,7 +156,7 @@ class KeyCells:
         want = (*self.batch, keys.shape[-2], self._keys.shape[-1])
         if tuple(keys.shape) != want:
             raise ValueError(f"`keys` must have the shape {want}; got {tuple(keys.shape)}.")
-        x = keys.detach().to(self._keys).reshape(-1, *keys.shape[-2:])
+        x = keys.detach().to(self._keys).reshape(self.batch.numel(), *keys.shape[-2:])
         self._largest = torch.maximum(self._largest, x.norm(dim=-1).amax(-1))
         start, many = 0, x.shape[1]
         while start < many:
@@ -161,8 +166,18 @@ class KeyCells:
             cell, part = self.used - 1, slice(self._open, self._open + take)
             self._keys[:, cell, part] = x[:, start : start + take]
             self._index[:, cell, part] = torch.arange(self.length, self.length + take, device=x.device)
+            self._counts[:, cell] += take
             self._open, self.length, start = self._open + take, self.length + take, start + take
-            self._fit(slice(cell, cell + 1), self._index[:, cell : cell + 1] >= 0)
+            self._is_behind = True
+            if self._open == self.size:
+                self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Bound the last cell: where it is full, or where a search needs it. The kernel reads it without a bound."""
+        if self._is_behind:
+            last = slice(self.used - 1, self.used)
+            self._fit(last, self._index[:, last] >= 0)
+            self._is_behind = False
 
     def _grow(self) -> None:
         """Begin an empty cell; the room for cells is doubled when it is used up."""
@@ -184,6 +199,14 @@ class KeyCells:
         positions = self._index[b, : self.used].flatten()
         has = positions >= 0
         return (q @ self._keys[b, : self.used].flatten(0, 1).mT)[:, has], positions[has]
+
+    def native(self, q: Tensor, *more: Any, **options: Any) -> tuple[Any, ...] | None:
+        """Return what `kernels.cpu.attend` finds for q and more of its arguments; None if it does not serve them."""
+        if type(self._stats) is not Ball or not cpu.serves(q):
+            return None
+        parts = (self._keys, self._centre, *self._stats, self._index, self._counts)
+        bounded, limit = self.used - int(self._is_behind), int(self.limit * self.used)
+        return cpu.attend(q, parts, *more, self._largest, used=self.used, bounded=bounded, limit=limit, **options)
 
     def search(self, q: Tensor, epsilon: Tensor, allowed: Tensor | None, delta: Tensor) -> Group | None:
         """Return the rows that are certified; those that are missing are refused.
@@ -236,6 +259,7 @@ class KeyCells:
 
     def _plan(self, q: Tensor, epsilon: Tensor, allowed: Tensor | None, delta: Tensor) -> "_Plan":
         """Bound the mass of every cell for every row, and order the cells by it."""
+        self._catch_up()
         m = self.used
         counts = self._counts[:, None, :m]  # (B, 1, m)
         scores = q @ self._centre[:, :m].mT
@@ -254,13 +278,15 @@ class KeyCells:
             lower = torch.where(some == counts, lower, -torch.inf)
         upper, lower = upper + delta.unsqueeze(-1), lower - delta.unsqueeze(-1)
         upper, order, _ = tails.falling(upper, None)
-        shift = upper[..., :1]
+        # Real scores may be far below `upper`: if masses were divided by its e^, all that matters could underflow.
+        shift = torch.maximum(lower.amax(-1, keepdim=True), upper[..., :1] - MOST_LOG)
         up, low = (upper - shift).exp(), (lower.gather(-1, order) - shift).exp()
         rest, lost = tails.after(up), tails.after(low)
         epsilon = epsilon.unsqueeze(-1)
         least = torch.where(shift.squeeze(-1).isnan(), m + 1, (rest > epsilon * rest[..., :1]).sum(-1))
         enough = (rest > epsilon * (lost[..., :1] - lost + rest)).sum(-1)
-        return _Plan(order, rest * (1 + m * 2.0**-51 + tails.ROUNDING), shift.squeeze(-1), least, enough)
+        rest = rest * (1 + m * 2.0**-51 + tails.ROUNDING) + m * tails.TINY
+        return _Plan(order, rest, shift.squeeze(-1), least, enough)
 
 
 class _Plan(NamedTuple):

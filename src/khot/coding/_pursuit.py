@@ -69,7 +69,7 @@ def omp(
     x, atoms, bound = problem.x.detach(), problem.atoms.detach(), None
     if tolerance is not None:  # norms of residuals are differences of squares
         bound, x, atoms = _tolerance(tolerance, signals, problem.counts), x.double(), atoms.double()
-    orthogonal = cpu.orthogonal if cpu.pursues(x) else pursuit.orthogonal
+    orthogonal = cpu.orthogonal if cpu.serves(x) else pursuit.orthogonal
     method = pursuit.non_negative if positive else orthogonal
     gram = atoms @ atoms.mT
 

@@ -46,6 +46,7 @@ _STRUCTURES, _SIGNATURES = _declared(HERE / "native" / "khot.h")
 _Rows: Any = _STRUCTURES.get("khot_rows")
 _Draws: Any = _STRUCTURES.get("khot_draws")
 _Signals: Any = _STRUCTURES.get("khot_signals")
+_Cells: Any = _STRUCTURES.get("khot_cells")
 
 
 def _load() -> tuple[Any, str]:
@@ -67,7 +68,8 @@ def _load() -> tuple[Any, str]:
     except (OSError, AttributeError) as error:
         return None, f"eager torch (native library does not load: {error})"
     width = "AVX2" if library.khot_has_avx2() else "portable"
-    what = "top-k (sigmoid, Laplace, Euclidean, hard, statistical), pivotal and systematic samples, matching pursuit"
+    what = "top-k (sigmoid, Laplace, Euclidean, hard, statistical), pivotal and systematic samples, matching pursuit,"
+    what += " certified attention"
     return library, f"native, {width} (for {what}; eager torch for the rest; {built})"
 
 
@@ -167,16 +169,18 @@ def hard_topk(x: Tensor, k: PerRow, mask: Mask, path: int = WIDE) -> Tensor:
     return _solve("khot_hard_topk", x, k, 1.0, mask, path)
 
 
-def statistical(x: Tensor, multiplier: float, y: Tensor | None = None, smooth: float = 0.0, path: int = WIDE) -> Tensor:
+def statistical(
+    x: Tensor, k: float, y: Tensor | None = None, *, smooth: float = 0.0, exact: bool = False, path: int = WIDE
+) -> Tensor:
     """Return θ of unmasked rows (…, n), (…, 1) float64, not finite where x is not; write `above` of them to `y`.
 
-    As `_math.statistical`; `y` is contiguous, like `x`.
+    As `_math.statistical`; k is the multiplier of the deviation, or if `exact` a count. `y` is contiguous, like `x`.
     """
     x = x.contiguous()
+    y = torch.empty_like(x) if exact and y is None else y  # it is used in the search, too
     theta = torch.empty((*x.shape[:-1], 1), dtype=torch.float64, device="cpu")
     if x.numel():
-        address = None if y is None else y.data_ptr()
-        _call("khot_statistical", x, multiplier, 1.0, None, path, 0, smooth, address, theta.data_ptr())
+        _call("khot_statistical", x, k, 1.0, None, path, 0, smooth, exact, _address(y), theta.data_ptr())
     return theta
 
 
@@ -218,8 +222,8 @@ def order(keys: Tensor, n: int) -> Tensor:
     return out
 
 
-def pursues(x: Tensor) -> bool:
-    """Return whether `orthogonal` takes these signals."""
+def serves(x: Tensor) -> bool:
+    """Return whether `orthogonal` and `attend` take signals or queries of this kind."""
     return LIBRARY is not None and x.device.type == "cpu" and x.dtype in _DTYPES
 
 
@@ -242,6 +246,53 @@ def orthogonal(
     if LIBRARY.khot_pursue(signals, *(t.data_ptr() for t in outputs)):
         raise MemoryError(f"no memory to choose {k} atoms, {8 * k * (k + 2)} bytes for each thread; use a smaller k")
     return pursuit.finish(x, atoms, pursuit.Support(support, coefs, pursuit.first(k, taken)), is_close)
+
+
+def attend(
+    q: Tensor,
+    cells: tuple[Tensor, ...],
+    values: Tensor | None,
+    mask: Mask,
+    epsilon: Tensor,
+    largest: Tensor,
+    *,
+    slack: float,
+    used: int,
+    bounded: int,
+    limit: int,
+    head: Tensor | None = None,
+    path: int = WIDE,
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor]:
+    """Return the output (B, R, e); and of each query (B, R) the keys used, the bound, the keys scored, and the refusal.
+
+    As the search of `khot.attention`; `cells` are the keys, means, radii, shares, positions and counts of cells. Those
+    after the first `bounded` are always opened. A score may be off by `slack`·‖q‖·`largest` (B).
+    """
+    assert LIBRARY is not None
+    (heads, rows, d), (room, size) = q.shape, cells[0].shape[1:3]
+    q, epsilon = q.contiguous(), epsilon.contiguous()
+    mask = None if mask is None else mask.contiguous()
+    k, scored = torch.empty(2, heads, rows, dtype=torch.int64, device="cpu")
+    bound, is_refused = torch.empty_like(epsilon), torch.empty(heads, rows, dtype=torch.bool, device="cpu")
+    output, n, e, head_stride, stride = None, 0, 0, 0, 0
+    if values is not None:
+        values = values if values.stride(-1) == 1 else values.contiguous()
+        n, e, head_stride, stride = values.shape[1], values.shape[2], values.stride(0), values.stride(1)
+        output = q.new_empty(heads, rows, e)
+    n = n if head is None else head.shape[-1]
+    request = _Cells(
+        q.data_ptr(), *(t.data_ptr() for t in cells), _address(values), _address(mask), epsilon.data_ptr(),
+        largest.data_ptr(), slack, heads, rows, d, room, used, bounded, size, n, e, head_stride, stride, limit,
+        _DTYPES[q.dtype], torch.get_num_threads(), path,
+    )  # fmt: skip
+    outputs = (output, k, bound, scored, is_refused, head)
+    if LIBRARY.khot_attend(request, *map(_address, outputs)):
+        raise MemoryError(f"no memory to search {used} cells of {size} keys; use fewer threads")
+    return output, k, bound, scored, is_refused
+
+
+def _address(t: Tensor | None) -> int | None:
+    return None if t is None else t.data_ptr()
 
 
 def _draws(p: Tensor, seed: Tensor, draws: int, is_paired: bool) -> Any:

@@ -198,6 +198,8 @@ class TokenBudget(KeepsPrecision):
         if costs is not None:
             _check.floating("costs", costs)
             _check.broadcasts("costs", costs, (stages,), "one number for each stage")
+            if not costs.is_meta and not bool(((costs > 0) & costs.isfinite()).all()):
+                raise ValueError(f"Every entry of `costs` must be > 0 and finite; got {costs.tolist()}.")
         self.stages, self.share, self.least = int(stages), float(share), float(least)
         self.logits = nn.Parameter(torch.zeros(self.stages))
         self.register_buffer("temperature", torch.tensor(float(temperature), dtype=wide_dtype()))

@@ -11,21 +11,25 @@ from ._topk import HAS_NATIVE, _differentiates, hard_topk, is_plain
 
 def statistical_cutoff(x: Tensor, k: PerRow, mask: Mask, *, exact: bool) -> Tensor:
     """Return θ (…, 1) in float64, or in x's dtype if `exact`; k is a number or (…) float64."""
+    theta = quick_cutoff(x, k, mask, exact=exact)
+    if theta is not None:
+        return theta
     if exact:
         return statistical.exact_cutoff(x, mask, hard_topk(x.detach(), k, mask))
-    theta = quick_cutoff(x, k, mask)
-    return statistical.cutoff(x, k, mask) if theta is None else theta
+    return statistical.cutoff(x, k, mask)
 
 
 def statistical_topk(x: Tensor, k: PerRow, mask: Mask, *, exact: bool, smooth: float) -> Tensor:
     """Return max(x − θ, 0), or its smooth form, along the last dim of x (…, n); differentiable in x and k."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if not exact and quick_cutoff(x, k, mask, y, smooth) is not None:
+    if quick_cutoff(x, k, mask, y, exact=exact, smooth=smooth) is not None:
         return y
     return statistical.above(x, statistical_cutoff(x, k, mask, exact=exact), mask, smooth)
 
 
-def quick_cutoff(x: Tensor, k: PerRow, mask: Mask, y: Tensor | None = None, smooth: float = 0.0) -> Tensor | None:
+def quick_cutoff(
+    x: Tensor, k: PerRow, mask: Mask, y: Tensor | None = None, *, exact: bool = False, smooth: float = 0.0
+) -> Tensor | None:
     """Return θ by the CPU's kernel, which writes the result to `y`; None where it does not serve.
 
     It does not where there are masks, gradients, or scores that are not finite.
@@ -35,5 +39,5 @@ def quick_cutoff(x: Tensor, k: PerRow, mask: Mask, y: Tensor | None = None, smoo
         return None
     if _differentiates(x) or not is_plain(x):
         return None
-    theta = _native.statistical(x, statistical.multiplier_of(k / n), y, smooth)
+    theta = _native.statistical(x, k if exact else statistical.multiplier_of(k / n), y, smooth=smooth, exact=exact)
     return theta if bool(torch.isfinite(theta).all()) else None

@@ -1,7 +1,8 @@
 // Fuzzes the C entry points under the address and undefined-behaviour sanitizers: random sizes, ks, temperatures, masks
 // and bit patterns. A case fails if a row that can be satisfied does not sum to k, if one that cannot is not NaN, or if
-// an entry leaves [0, 1]; if a statistical top-k is not what exceeds its threshold; if a sample is not 0s and 1s of the right number; if a pursuit takes an atom twice or makes the
-// residual larger; and if a call that gets no memory does not
+// an entry leaves [0, 1]; if a statistical top-k is not what exceeds its threshold; if a sample is not 0s and 1s of the
+// right number; if a pursuit takes an atom twice or makes the residual larger; if attention drops more than its bound,
+// or bounds more than it may; and if a call that gets no memory does not
 // say so. The sanitizers catch the rest. Usage: fuzz [cases] [seed]
 #include <cmath>
 #include <cstdint>
@@ -117,14 +118,22 @@ template <class T> int fuzz(Rng& rng, long number) {
   khot_hard_topk(&scores, chosen.data());
   std::vector<T> over(x.size());
   std::vector<double> theta((size_t)rows);
-  khot_statistical(&scores, rng() % 2 ? 0.0 : 0.1, over.data(), theta.data());
-  for (int64_t r = 0; r < rows; ++r)
+  const bool is_exact = rng() % 2;
+  khot_statistical(&scores, rng() % 2 ? 0.0 : 0.1, is_exact, over.data(), theta.data());
+  for (int64_t r = 0; r < rows; ++r) {
+    int64_t more = 0, from = 0;  // scores above the threshold, and those that reach it
     for (int64_t i = 0; i < n; ++i) {
+      more += (double)x[(size_t)(r * n + i)] > theta[(size_t)r];
+      from += (double)x[(size_t)(r * n + i)] >= theta[(size_t)r];
       const auto above = (double)(T)(x[(size_t)(r * n + i)] - (T)theta[(size_t)r]);
       const auto y = (double)over[(size_t)(r * n + i)];
       if (std::isfinite(theta[(size_t)r]) && !(y >= 0 && (y > 0) <= (above > 0) && y <= std::fmax(above, 0) * 1.001))
         return std::printf("case %ld row %ld: statistical %.17g above %.17g\n", number, (long)r, y, above), 1;
     }
+    const double rank = std::floor(k[(size_t)r]) + 1;
+    if (is_exact && std::isfinite(theta[(size_t)r]) && !((double)more < rank && rank <= (double)from))
+      return std::printf("case %ld row %ld: %.17g is not of rank %.17g\n", number, (long)r, theta[(size_t)r], rank), 1;
+  }
   const double limit = sizeof(T) == 4 ? 1e-6 : 1e-9;
   for (int64_t r = 0; r < rows; ++r) {
     const double want =
@@ -251,7 +260,7 @@ template <class T> int fuzz_pursuit(Rng& rng, long number) {
       alpha[at(r, j, n)] = is_any ? any_bits<T>(rng) : (T)dot(&x[at(r, 0, d)], &atoms[at(j, 0, d)]);
   }
   const auto threads = 1 + (int32_t)(rng() % 2), path = (int32_t)(rng() % 2);
-  const khot_signals asked = {gram.data(),  rows,         n, slots, counts.data(), square.data(), noise.data(),
+  const khot_signals asked = {gram.data(),  rows,          n,       slots, counts.data(), square.data(), noise.data(),
                               noise.data(), dtype_of<T>(), threads, path};
   const auto pursue = [&] {
     return khot_pursue(&asked, alpha.data(), chosen.data(), coefs.data(), taken.data(), close.data());
@@ -279,6 +288,131 @@ template <class T> int fuzz_pursuit(Rng& rng, long number) {
   return !good;
 }
 
+// What the head of a query leaves is within its bound, and that within ε; a refused query has all its keys.
+template <class T> int fuzz_attention(Rng& rng, long number) {
+  std::normal_distribution<double> normal;
+  std::uniform_real_distribution<double> uniform;
+  const int64_t heads = 1 + (int64_t)(rng() % 3), rows = 1 + (int64_t)(rng() % 4), d = 1 + (int64_t)(rng() % 40);
+  const int64_t used = 1 + (int64_t)(rng() % 12), size = 1 + (int64_t)(rng() % 9), room = used + (int64_t)(rng() % 3);
+  const int64_t e = 1 + (int64_t)(rng() % 9), limit = (int64_t)(rng() % (uint64_t)(used + 1));
+  const int64_t bounded = used - (int64_t)(rng() % 2);
+  std::vector<int64_t> index((size_t)(heads * room * size), -1), counts((size_t)(heads * room), 0);
+  int64_t n = 0;
+  for (int64_t i = 0; i < used * size; ++i) {
+    if (i > 0 && rng() % 5 == 0) continue;
+    for (int64_t b = 0; b < heads; ++b) {
+      index[(size_t)(b * room * size + i)] = n;
+      ++counts[(size_t)(b * room + i / size)];
+    }
+    ++n;
+  }
+  const bool is_any = rng() % 8 == 0;  // then the sanitizers alone look on
+  const double length = std::pow(10, 4 * uniform(rng) - 2), near = std::pow(10, 3 * uniform(rng) - 3);
+  const auto cells = (size_t)(heads * room);
+  std::vector<T> q((size_t)(heads * rows * d)), keys(cells * (size_t)(size * d)), centre(cells * (size_t)d, (T)0);
+  std::vector<T> radius(cells, (T)0), share(cells, (T)1), values((size_t)(heads * n * e)),
+      out((size_t)(heads * rows * e));
+  for (auto& v : q) v = is_any ? any_bits<T>(rng) : (T)(length * normal(rng));
+  for (auto& v : values) v = (T)normal(rng);
+  double largest = 0;
+  for (size_t c = 0; c < cells; ++c) {
+    std::vector<double> middle((size_t)d);
+    for (auto& v : middle) v = normal(rng);
+    for (int64_t i = 0; i < size; ++i) {
+      double square = 0;
+      for (int64_t j = 0; j < d; ++j) {
+        T& v = keys[(c * (size_t)size + (size_t)i) * (size_t)d + (size_t)j];
+        v = is_any ? any_bits<T>(rng) : (T)(middle[(size_t)j] + near * normal(rng));
+        square += (double)v * (double)v;
+        if (index[c * (size_t)size + (size_t)i] >= 0) centre[c * (size_t)d + (size_t)j] += v / (T)counts[c];
+      }
+      largest = std::fmax(largest, std::sqrt(square));
+    }
+    for (int64_t i = 0; i < size; ++i) {
+      double square = 0;
+      for (int64_t j = 0; j < d; ++j) {
+        const double apart = (double)keys[(c * (size_t)size + (size_t)i) * (size_t)d + (size_t)j] -
+                             (double)centre[c * (size_t)d + (size_t)j];
+        square += apart * apart;
+      }
+      if (index[c * (size_t)size + (size_t)i] >= 0) radius[c] = std::fmax(radius[c], (T)(std::sqrt(square) * 1.0001));
+    }
+  }
+  std::vector<uint8_t> mask, refused((size_t)(heads * rows)), head((size_t)(heads * rows * n), 0);
+  if (rng() % 2)
+    for (int64_t i = 0; i < heads * rows * n; ++i) mask.push_back(rng() % 4 != 0);
+  std::vector<double> epsilon(refused.size()), bound(refused.size());
+  std::vector<int64_t> k(refused.size()), scored(refused.size());
+  for (auto& v : epsilon) v = std::pow(10, -5 * uniform(rng)) * 0.9;
+  const std::vector<T> longest((size_t)heads, (T)(largest * 1.0001));
+  const double slack = (double)(d + 8 + size) * (double)std::numeric_limits<T>::epsilon();
+  const auto threads = 1 + (int32_t)(rng() % 2), path = (int32_t)(rng() % 2);
+  const khot_cells asked = {q.data(),
+                            keys.data(),
+                            centre.data(),
+                            radius.data(),
+                            share.data(),
+                            index.data(),
+                            counts.data(),
+                            values.data(),
+                            mask.empty() ? nullptr : mask.data(),
+                            epsilon.data(),
+                            longest.data(),
+                            slack,
+                            heads,
+                            rows,
+                            d,
+                            room,
+                            used,
+                            bounded,
+                            size,
+                            n,
+                            e,
+                            n * e,
+                            e,
+                            limit,
+                            dtype_of<T>(),
+                            threads,
+                            path};
+  const auto attend = [&] {
+    return khot_attend(&asked, out.data(), k.data(), bound.data(), scored.data(), refused.data(), head.data());
+  };
+  no_memory = number % 50 == 0;
+  if (no_memory && attend() != KHOT_NO_MEMORY) {
+    std::printf("case %ld: attention without memory does not say so\n", number);
+    return 1;
+  }
+  no_memory = false;
+  bool good = attend() == KHOT_OK;
+  for (size_t r = 0; r < refused.size() && !is_any; ++r) {
+    const size_t b = r / (size_t)rows;
+    std::vector<double> score((size_t)n, -std::numeric_limits<double>::infinity());
+    double top = score[0], kept = 0, lost = 0;
+    int64_t ones = 0, all = 0;
+    for (size_t i = 0; i < (size_t)(used * size); ++i) {
+      const int64_t at = index[b * (size_t)(room * size) + i];
+      if (at < 0 || (!mask.empty() && !mask[r * (size_t)n + (size_t)at])) continue;
+      double sum = 0;
+      for (size_t j = 0; j < (size_t)d; ++j)
+        sum += (double)q[r * (size_t)d + j] * (double)keys[(b * (size_t)(room * size) + i) * (size_t)d + j];
+      score[(size_t)at] = sum;
+      top = std::fmax(top, sum);
+      ++all;
+    }
+    for (size_t i = 0; i < (size_t)n && all; ++i) {
+      const bool is_head = head[r * (size_t)n + i];
+      ones += is_head;
+      (is_head ? kept : lost) += std::exp(score[i] - top);
+    }
+    good &= ones == k[r] && k[r] <= scored[r] && scored[r] <= all && bound[r] <= epsilon[r];
+    good &= !all || lost <= bound[r] * (kept + lost) * (1 + 1e-12);
+    good &= !refused[r] || (k[r] == all && bound[r] == 0);
+    for (size_t j = 0; j < (size_t)e; ++j) good &= std::isfinite(out[r * (size_t)e + j]);
+  }
+  if (!good) std::printf("case %ld: bad attention; n=%ld d=%ld used=%ld\n", number, (long)n, (long)d, (long)used);
+  return !good;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -290,6 +424,8 @@ int main(int argc, char** argv) {
     failed += i % 2 ? fuzz_samples<float>(rng, i) : fuzz_samples<double>(rng, i);
   for (long i = 0; i < cases && failed < 10; ++i)
     failed += i % 2 ? fuzz_pursuit<float>(rng, i) : fuzz_pursuit<double>(rng, i);
+  for (long i = 0; i < cases && failed < 10; ++i)
+    failed += i % 2 ? fuzz_attention<float>(rng, i) : fuzz_attention<double>(rng, i);
   std::printf("%ld cases, %d failed\n", cases, failed);
   return failed != 0;
 }

@@ -35,6 +35,46 @@ template <class T> struct Room {
   T* by;
 };
 
+// The keys of one head in cells, and their values; see khot_cells.
+template <class T> struct Cells {
+  const T *keys, *centre, *radius, *share, *values;
+  const int64_t *index, *counts;
+  int64_t used, bounded, size, d, e, value_stride, limit;
+};
+
+template <class T> struct Query {
+  const T* x;
+  const uint8_t* mask;    // (n); null: all allowed
+  double epsilon, slack;  // a score may be off by slack · ‖x‖
+};
+
+struct Cell {
+  double mass;  // a bound; at first the score of the mean
+  int64_t at, some;
+};
+
+struct Key {
+  double mass;
+  int64_t at;
+};
+
+// Sort by falling mass; or bring the `middle` largest of m to the front. Compiled once for every machine (select.cpp).
+void sort_falling(Cell* cells, int64_t m);
+void part_falling(Key* keys, int64_t middle, int64_t m);
+
+// What `attend` works with.
+struct Opened {
+  Cell* cells;   // (used)
+  double* rest;  // (used + 1)
+  Key* keys;     // (used · size)
+};
+
+struct Found {
+  int64_t k, scored;
+  double bound;
+  uint8_t is_refused;
+};
+
 template <class T> struct Kernels {
   // One row of a soft top-k, by cdf.
   void (*row[KHOT_CDFS])(const Row<T>& row, T* y);
@@ -50,8 +90,11 @@ template <class T> struct Kernels {
   double (*pull[KHOT_CDFS])(const Row<T>& row, const T* g, T* dx);
   // Orthogonal matching pursuit of one signal; returns how many atoms it took.
   int64_t (*pursue)(const Signal<T>& signal, const Room<T>& room);
-  // Statistical top-k of one row, whose k is the multiplier of the deviation; returns the threshold.
-  double (*statistical)(const Row<T>& row, double smooth, T* y);
+  // Statistical top-k of one row, whose k is the multiplier of the deviation, or a count if it is exact; returns the
+  // threshold.
+  double (*statistical)(const Row<T>& row, double smooth, bool is_exact, T* y);
+  // Attention of one query; output (e) and head (n), zeros, may be null.
+  Found (*attend)(const Cells<T>& cells, const Query<T>& query, const Opened& room, T* output, uint8_t* head);
 };
 
 extern const Kernels<float> portable_float;

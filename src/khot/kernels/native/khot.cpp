@@ -115,10 +115,10 @@ template <class T> void pull(const khot_rows& rows, const T* g, T* dx, double* d
   });
 }
 
-template <class T> void statistical(const khot_rows& rows, double smooth, T* y, double* theta) {
+template <class T> void statistical(const khot_rows& rows, double smooth, bool is_exact, T* y, double* theta) {
   const auto& table = kernels(rows.path, T());
   for_rows(rows.rows, rows.n, rows.threads, [&](int64_t r, int share) {
-    theta[r] = table.statistical(row_of<T>(rows, r, share), smooth, y ? y + r * rows.n : nullptr);
+    theta[r] = table.statistical(row_of<T>(rows, r, share), smooth, is_exact, y ? y + r * rows.n : nullptr);
   });
 }
 
@@ -142,6 +142,35 @@ int pursue(const khot_signals& s, T* alpha, int64_t* atoms, T* coefs, int64_t* t
       taken[r] = table.pursue({static_cast<const T*>(s.gram), s.n, s.slots, s.counts[r], s.square[r], s.enough[r],
                                s.noise[r], alpha + r * s.n, atoms + r * s.slots, coefs + r * s.slots, is_close + r},
                               room);
+  });
+  return status;
+}
+
+template <class T> int attend(const khot_cells& s, T* output, int64_t* k, double* bound, int64_t* scored,
+                              uint8_t* is_refused, uint8_t* head) {
+  const auto& table = kernels(s.path, T());
+  const auto of = [](const void* all, int64_t i) { return static_cast<const T*>(all) + i; };
+  std::atomic<int> status{KHOT_OK};
+  for_rows(s.heads * s.rows, s.used * s.d, s.threads, [&](int64_t r, int) {
+    const auto used = (size_t)s.used;
+    const std::unique_ptr<khot::Cell[]> cells(new (std::nothrow) khot::Cell[used]);
+    const std::unique_ptr<double[]> rest(new (std::nothrow) double[used + 1]);
+    const std::unique_ptr<khot::Key[]> keys(new (std::nothrow) khot::Key[used * (size_t)s.size]);
+    if (!cells || !rest || !keys) {
+      status = KHOT_NO_MEMORY;
+      return;
+    }
+    const int64_t b = r / s.rows, c = b * s.room;
+    const auto found = table.attend(
+        {of(s.keys, c * s.size * s.d), of(s.centre, c * s.d), of(s.radius, c), of(s.share, c),
+         s.values ? of(s.values, b * s.value_head_stride) : nullptr, s.index + c * s.size, s.counts + c, s.used,
+         s.bounded, s.size, s.d, s.e, s.value_stride, s.limit},
+        {of(s.q, r * s.d), s.mask ? s.mask + r * s.n : nullptr, s.epsilon[r], s.slack * (double)*of(s.largest, b)},
+        {cells.get(), rest.get(), keys.get()}, output ? output + r * s.e : nullptr, head ? head + r * s.n : nullptr);
+    k[r] = found.k;
+    scored[r] = found.scored;
+    bound[r] = found.bound;
+    is_refused[r] = found.is_refused;
   });
   return status;
 }
@@ -172,9 +201,9 @@ void khot_topk_pull(const khot_rows* rows, const void* g, void* dx, double* dk) 
   pull(*rows, static_cast<const double*>(g), static_cast<double*>(dx), dk);
 }
 
-void khot_statistical(const khot_rows* rows, double smooth, void* y, double* theta) noexcept {
-  if (rows->dtype == KHOT_FLOAT) return statistical(*rows, smooth, static_cast<float*>(y), theta);
-  statistical(*rows, smooth, static_cast<double*>(y), theta);
+void khot_statistical(const khot_rows* rows, double smooth, int is_exact, void* y, double* theta) noexcept {
+  if (rows->dtype == KHOT_FLOAT) return statistical(*rows, smooth, is_exact, static_cast<float*>(y), theta);
+  statistical(*rows, smooth, is_exact, static_cast<double*>(y), theta);
 }
 
 int khot_pursue(const khot_signals* signals, void* alpha, int64_t* atoms, void* coefs, int64_t* taken,
@@ -182,4 +211,11 @@ int khot_pursue(const khot_signals* signals, void* alpha, int64_t* atoms, void* 
   if (signals->dtype == KHOT_FLOAT)
     return pursue(*signals, static_cast<float*>(alpha), atoms, static_cast<float*>(coefs), taken, is_close);
   return pursue(*signals, static_cast<double*>(alpha), atoms, static_cast<double*>(coefs), taken, is_close);
+}
+
+int khot_attend(const khot_cells* cells, void* output, int64_t* k, double* bound, int64_t* scored, uint8_t* is_refused,
+                uint8_t* head) noexcept {
+  if (cells->dtype == KHOT_FLOAT)
+    return attend(*cells, static_cast<float*>(output), k, bound, scored, is_refused, head);
+  return attend(*cells, static_cast<double*>(output), k, bound, scored, is_refused, head);
 }

@@ -53,6 +53,25 @@ typedef struct {
   int32_t dtype, threads, path;
 } khot_signals;
 
+/* Heads of keys in cells, `used` of `room` each, and queries that search them; -1 in `index` is no key. Of the cells
+ * used, those after the first `bounded` have no means, radii and shares, and are always opened. */
+typedef struct {
+  const void* q;         /* heads × rows × d, scaled */
+  const void* keys;      /* heads × room × size × d */
+  const void* centre;    /* heads × room × d: the means */
+  const void* radius;    /* heads × room: no key is farther from its mean */
+  const void* share;     /* heads × room: a bound on the variance in any direction, divided by the radius squared */
+  const int64_t* index;  /* heads × room × size: where the keys are in the cache, below n */
+  const int64_t* counts; /* heads × room: the keys of a cell */
+  const void* values;    /* heads × n × e, with the strides below; may be null if there is no output */
+  const uint8_t* mask;   /* heads × rows × n; null: all may be attended to */
+  const double* epsilon; /* heads × rows */
+  const void* largest;   /* heads: no key is longer */
+  double slack;          /* a score may be off by this, times the lengths of the query and the longest key */
+  int64_t heads, rows, d, room, used, bounded, size, n, e, value_head_stride, value_stride, limit;
+  int32_t dtype, threads, path;
+} khot_cells;
+
 /* The hash of this file that the library was built with. */
 KHOT_API uint32_t khot_abi(void) KHOT_NOEXCEPT;
 
@@ -72,10 +91,12 @@ KHOT_API void khot_hard_topk(const khot_rows* rows, void* out) KHOT_NOEXCEPT;
  * Reads no k and no mask. */
 KHOT_API void khot_topk_pull(const khot_rows* rows, const void* g, void* dx, double* dk) KHOT_NOEXCEPT;
 
-/* Statistical top-k: y = max(x − θ, 0), or its C¹ form if smooth > 0, with θ = mean + std·k, so that `k` is a multiplier.
- * theta gets a number per row, which is not finite where the scores, or the squares of their differences, are not.
- * y may be null. Reads no temperature and no mask. */
-KHOT_API void khot_statistical(const khot_rows* rows, double smooth, void* y, double* theta) KHOT_NOEXCEPT;
+/* Statistical top-k: y = max(x − θ, 0), or its C¹ form if smooth > 0, with θ = mean + std·k, so that `k` is a
+ * multiplier; or, if is_exact, with the (k + 1)-th largest score as θ. theta gets a number per row, which is not finite
+ * where the scores, or the squares of their differences, are not. y may be null unless is_exact. Reads no temperature
+ * and no mask. */
+KHOT_API void khot_statistical(const khot_rows* rows, double smooth, int is_exact, void* y,
+                               double* theta) KHOT_NOEXCEPT;
 
 /* Pivotal samples, (draws · rows) × n. The tree's leaves are the items in the order given (row r's at
  * order + r * order_stride), in a random order of each sample's own, or as they come. */
@@ -92,10 +113,17 @@ KHOT_API void khot_uniform(int64_t seed, int64_t stream, int64_t count, int thre
 KHOT_API int khot_order(const int64_t* keys, int64_t rows, int64_t n, int threads, int64_t* out) KHOT_NOEXCEPT;
 
 /* Orthogonal matching pursuit. alpha, rows × n, holds the correlations of signals and atoms, and is overwritten. Writes
- * the atoms and their coefficients, rows × slots, of which `taken` are used; coefs must be 0 before. is_close[r] becomes
- * 1 if atoms of a signal are so alike that its coefficients have lost digits. */
+ * the atoms and their coefficients, rows × slots, of which `taken` are used; coefs must be 0 before. is_close[r]
+ * becomes 1 if atoms of a signal are so alike that its coefficients have lost digits. */
 KHOT_API int khot_pursue(const khot_signals* signals, void* alpha, int64_t* atoms, void* coefs, int64_t* taken,
                          uint8_t* is_close) KHOT_NOEXCEPT;
+
+/* Attention of each query to as few keys as are certified to have all but ε of the mass. At most `limit` cells are
+ * opened; a query that needs more is refused, and attends to all its keys. Writes the output, heads × rows × e, numbers
+ * for each query, and 1 to the keys of its head, heads × rows × n, which must be 0 before. output and head may be null.
+ */
+KHOT_API int khot_attend(const khot_cells* cells, void* output, int64_t* k, double* bound, int64_t* scored,
+                         uint8_t* is_refused, uint8_t* head) KHOT_NOEXCEPT;
 
 #ifdef __cplusplus
 }

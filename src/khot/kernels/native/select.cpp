@@ -2,6 +2,8 @@
 #include <cstdint>
 #include <functional>
 
+#include "kernels.h"
+
 namespace khot {
 namespace {
 
@@ -18,6 +20,13 @@ void nth(float* values, int64_t m, int64_t r, int64_t s, float* value_r, float* 
 }
 void nth(double* values, int64_t m, int64_t r, int64_t s, double* value_r, double* value_s) {
   nth_of(values, m, r, s, value_r, value_s);
+}
+
+void sort_falling(Cell* cells, int64_t m) {
+  std::sort(cells, cells + m, [](const Cell& a, const Cell& b) { return a.mass > b.mass; });
+}
+void part_falling(Key* keys, int64_t middle, int64_t m) {
+  std::nth_element(keys, keys + middle, keys + m, [](const Key& a, const Key& b) { return a.mass > b.mass; });
 }
 
 }  // namespace khot

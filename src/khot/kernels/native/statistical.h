@@ -1,15 +1,14 @@
 // Statistical top-k: what exceeds a threshold that the mean and the deviation of a row give.
 #pragma once
 
-#include "row.h"
+#include "select.h"
 
 namespace {
 
-// y = max(x − θ, 0) with θ = mean + std·row.k, or its C¹ form, u²/2δ up to u = δ; returns θ. Reads no mask. If y is
-// null, only θ is computed.
-template <class V, class T> double statistical_row(const Row<T>& row, double smooth, T* y) {
+// mean + std·row.k
+template <class V, class T> double statistical_cutoff(const Row<T>& row) {
   const T* x = row.x;
-  double sum[1], square[1], none[1];
+  double sum[1], square[1];
   accumulate_row<V, 1>(row.n, row.threads, sum, [=](auto tag, int64_t i, auto* lanes) {
     using W = decltype(tag);
     lanes[0] = W::add(lanes[0], W::load(x + i));
@@ -21,8 +20,24 @@ template <class V, class T> double statistical_row(const Row<T>& row, double smo
     const auto u = W::sub(W::load(x + i), W::set(center));
     lanes[0] = W::fma(u, u, lanes[0]);
   });
-  const double theta = mean + row.k * std::sqrt(square[0] / (double)row.n);
+  return mean + row.k * std::sqrt(square[0] / (double)row.n);
+}
+
+// The largest score but row.k, an integer; NaN if there is none, or if scores are not finite. scratch has n places.
+template <class V, class T> double exact_cutoff(const Row<T>& row, T* scratch) {
+  if (!(row.k >= 0 && row.k < (double)row.n) || count_kinds<V>(row).finite < row.n) return std::nan("");
+  const auto rank = (int64_t)row.k + 1;
+  T value;
+  select_ranks<V>(row.x, row.n, row.threads, rank, rank, scratch, &value, &value);
+  return (double)value;
+}
+
+// y = max(x − θ, 0), or its C¹ form, u²/2δ up to u = δ; returns θ. Reads no mask. If y is null, only θ is computed.
+template <class V, class T> double statistical_row(const Row<T>& row, double smooth, bool is_exact, T* y) {
+  const T* x = row.x;
+  const double theta = is_exact ? exact_cutoff<V>(row, y) : statistical_cutoff<V>(row);
   if (!y) return theta;
+  double none[1];
   const T bound = (T)theta, delta = (T)smooth;
   accumulate_row<V, 1>(row.n, row.threads, none, [=](auto tag, int64_t i, auto*) {
     using W = decltype(tag);
