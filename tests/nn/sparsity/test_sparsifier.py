@@ -69,6 +69,33 @@ def test_the_gradient_is_that_of_the_masked_weights(is_fused, calls):
         torch.testing.assert_close(layer.parametrizations.weight.original.grad, g)
 
 
+def test_the_default_is_the_recipe_by_hand():
+    """Soft masks, a cubic budget, the temperature in units of what is kept, and the soft mask folded in at 80 %."""
+    torch.manual_seed(0)
+    model, steps, x = nn.Linear(9, 7, bias=False).double(), 20, torch.randn(8, 9, dtype=torch.float64)
+    w, mask, is_kept = model.weight.detach().clone().requires_grad_(), torch.ones(63, dtype=torch.float64), None
+    sparsifier = Sparsifier(model, 0.2, steps=steps)
+    optimizer = torch.optim.SGD(model.parameters(), 0.3)
+    for done in range(1, steps + 1):
+        optimizer.zero_grad()
+        (model(x) - 1).square().mean().backward()
+        optimizer.step()
+        sparsifier.step()
+        product = w * (mask if is_kept is None else is_kept).view(7, 9)
+        (g,) = torch.autograd.grad((x @ product.mT - 1).square().mean(), w)
+        w = (w.detach() - 0.3 * g).requires_grad_()
+        if is_kept is None:
+            size = w.abs().flatten()
+            unit = float(((mask * size).sum() / mask.sum()).detach())
+            k = 63 * (0.2 + 0.8 * max(0, 1 - done / steps / 0.75) ** 3)
+            mask = khot.sigmoid_topk(size, k, temperature=0.05 ** (done / steps / 0.8) * unit)
+            assert sparsifier.cost() == pytest.approx(k if done < 16 else 12)
+        if done == 16:
+            is_kept = torch.zeros(63, dtype=torch.float64).index_fill(0, size.topk(12).indices, 1.0)
+            w = (w * mask.view(7, 9)).detach().requires_grad_()
+    torch.testing.assert_close(sparsifier.finalize().weight, w * is_kept.view(7, 9))
+
+
 def test_a_layer_without_a_gradient_has_its_part_of_the_sum():
     """The mask of a layer that the loss does not reach still depends on the others', through the threshold."""
     torch.manual_seed(0)
@@ -144,17 +171,18 @@ def test_a_copy_computes_the_same_and_goes_its_own_way(way):
     assert nonzero(both[1].finalize()) <= size(mlp()) * (0.5 if way == "2:4" else 0.3)
 
 
-def test_evaluation_uses_the_hard_mask():
-    model, sparsifier = sparsified("soft", density_schedule=FLAT)
+@pytest.mark.parametrize("rule", [sparsity.soft, sparsity.straight_through, sparsity.sampled])
+def test_evaluation_is_what_finalize_makes(rule):
+    model, sparsifier = sparsified("soft", density_schedule=FLAT, mask=rule)
     x = torch.randn(3, 12)
-    soft = model(x)
-    hard = model.eval()(x)
-    assert not torch.equal(soft, hard)
-    assert all(set(m.unique().tolist()) <= {0.0, 1.0} for m in sparsifier.kept().values())
+    for path, kept in sparsifier.kept().items():
+        mask = sparsifier.masks()[path]
+        assert torch.equal(kept, mask * (kept > 0)) if rule is sparsity.soft else set(kept.unique().tolist()) <= {0, 1}
+    assert not torch.equal(model(x), model.eval()(x)) or rule is sparsity.straight_through
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(torch.randn_like(p))
-    assert sum(float(m.sum()) for m in sparsifier.kept().values()) == int(0.3 * size(mlp()))
+    assert sum(int(m.count_nonzero()) for m in sparsifier.kept().values()) == int(0.3 * size(mlp()))
     after = model(x)  # masks follow the weights without a step
     sparsifier.finalize()
     assert torch.equal(model(x), after)

@@ -33,7 +33,7 @@ def test_the_model_becomes_smaller_and_computes_the_same(name, rule):
     assert sum(pool.total for pool in sparsifier.pools) == pytest.approx(dense)
 
     def look():
-        u = max(0.0, 1 - sparsifier.done / 6) ** 3
+        u = max(0.0, 1 - sparsifier.done / 9) ** 3
         budget = dense * (0.5 + 0.5 * u)
         if rule is sparsity.soft and sparsifier.done < 9:
             assert sparsifier.cost() == pytest.approx(budget, rel=1e-6)

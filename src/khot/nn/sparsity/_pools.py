@@ -29,17 +29,30 @@ class Pool:
     charge: Charge | None = None  # of masks, if their costs are not a sum
     values: Tensor | None = None  # (n,), the mask in force
     problem: Problem | None = None  # that it answers
+    unit: float | None = None  # of the temperature; None to measure it when the mask is computed next
 
     @property
     def counts(self) -> list[int]:
         return [group.count for group in self.groups]
+
+    def measure(self, x: Tensor) -> float:
+        """Return the unit of the temperature: Σ m·x / Σ m·c, the score per cost of what the mask in force keeps."""
+        if self.unit is None:
+            m = torch.ones_like(x) if self.values is None else self.values.to(x)
+            whole = m.sum() if self.costs is None else m.dot(self.costs.to(x))
+            self.unit = max(float(m.dot(x) / whole), torch.finfo(x.dtype).tiny)
+        return self.unit
+
+    def budget(self, rest: float) -> float:
+        """Return the budget if the share `rest` of what is to be dropped is still kept."""
+        return self.final + rest * (self.total - self.final)
 
     def pose(self, x: Tensor, rest: float, heat: Tensor, seed: int) -> Problem:
         """Return the problem for scores x (n,); `rest` is the share of what is to be dropped that is still kept."""
         if self.row is not None:
             n, m = self.row
             return Problem(x.view(-1, m), n + rest * (m - n), heat, None, seed)
-        budget = self.final + rest * (self.total - self.final)
+        budget = self.budget(rest)
         if self.costs is None:
             return Problem(x, budget / self.price, heat, None, seed)
         costs = self.costs.to(x.device, x.dtype)
