@@ -131,7 +131,7 @@ def test_what_cannot_be_traced_is_refused_by_name():
         Sparsifier(nn.Sequential(nn.Linear(4, 4)), 0.5, steps=1, units=sparsity.channels)
     with pytest.raises(ValueError, match="must be `globally`"):
         Sparsifier(Odd(nn.ReLU()), 0.5, steps=1, units=sparsity.channels, share=sparsity.uniformly)
-    with pytest.raises(ValueError, match="must have a module with Linear layers 'query'"):
+    with pytest.raises(ValueError, match="must have a MultiheadAttention, or a module with Linear layers 'query'"):
         Sparsifier(Odd(nn.ReLU()), 0.5, steps=1, units=sparsity.heads())
     model = Odd(nn.Sigmoid())  # it maps 0 to 1/2, so nothing before it is dropped
     with pytest.raises(ValueError, match="no channels that may be dropped"):

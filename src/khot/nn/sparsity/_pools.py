@@ -12,7 +12,7 @@ from ... import _check
 from .._choice import Choice
 from ._costs import Charge, Cost, Divide, Flops, globally, item_costs, parameters, traced
 from ._masks import ChargedProblem, PricedProblem, Problem, snapped
-from ._units import Group, Layers, Masked, Unit
+from ._units import Group, Layers, Masked, Unit, own_weights
 
 
 @dataclass
@@ -106,12 +106,14 @@ def found_layers(
     if not found:
         raise ValueError("`layers` must accept at least one layer of the model; it accepted none. See `prunable`.")
     for name, module in found.items():
-        if not isinstance(getattr(module, "weight", None), nn.Parameter):
-            has = "has no parameter `weight`, or one that is parametrized already"
-            raise ValueError(f"{name!r} ({type(module).__name__}) {has}. Leave it out with `exclude`.")
+        own = own_weights(module)
+        for key, weight in own.items():
+            if not isinstance(weight, nn.Parameter):
+                has = f"has no parameter `{key}`, or one that is parametrized already"
+                raise ValueError(f"{name!r} ({type(module).__name__}) {has}. Leave it out with `exclude`.")
         if getattr(module, "sparse", False):
             raise ValueError(f"{name!r} has sparse gradients, which a mask cannot pass on. Use `sparse=False`.")
-        if isinstance(module.weight, nn.parameter.UninitializedParameter):
+        if any(isinstance(weight, nn.parameter.UninitializedParameter) for weight in own.values()):
             raise ValueError(f"{name!r} has no shape yet; run the model once before.")
     return found
 
@@ -125,13 +127,14 @@ def make_pools(
     shapes = traced(model, layers, cost.example) if isinstance(cost, Flops) else {}
     prices: dict[int, float] = {}
     for name, module in layers.items():
-        weight: Tensor = module.weight  # type: ignore[assignment]
         value = cost(module, name, shapes.get(name, []))
         _check.not_negative(f"the cost of {name!r}", value)
-        prices[id(weight)] = prices.get(id(weight), 0) + value / weight.numel()
-        if cost is parameters:
-            prices[id(weight)] = 1  # a tensor that layers share is stored once
-    costly = {name: m for name, m in layers.items() if prices[id(m.weight)] > 0}
+        own = own_weights(module).values()
+        for weight in own:
+            prices[id(weight)] = prices.get(id(weight), 0) + value / sum(w.numel() for w in own)
+            if cost is parameters:
+                prices[id(weight)] = 1  # a tensor that layers share is stored once
+    costly = {name: m for name, m in layers.items() if any(prices[id(w)] for w in own_weights(m).values())}
     if layers and not costly:
         raise ValueError("`cost` must be > 0 for at least one layer; it is 0 for all.")
     groups = units(model, costly)
