@@ -159,7 +159,7 @@ class Attached:
         return kept * pool.values if self._folds(pool) and pool.values is not None else kept
 
     def _folds(self, pool: Pool) -> bool:
-        return getattr(self.rule, "is_folded", False) and not isinstance(pool.groups[0].structure, Choice)
+        return getattr(self.rule, "is_folded", False) and not pool.has_choices
 
     def _put(self, what: str, values: list[Tensor]) -> None:
         for pool, own in zip(self.pools, values, strict=True):
@@ -232,7 +232,7 @@ class Attached:
         x = self.score.function(Known(sizes, theta, self._gradients(pool), kept, self.moment.progress))
         if x.shape != sizes.shape:
             raise ValueError(f"`score` must give one number per item, {tuple(sizes.shape)}; got {tuple(x.shape)}.")
-        heat = self.moment.temperature * (pool.measure(x.detach()) if self.score.is_relative else 1.0)
+        heat = self.moment.temperature * pool.measure(x.detach() if self.score.is_relative else torch.ones_like(x))
         return pool.pose(x, rest, torch.tensor(heat, dtype=torch.float64, device=x.device), self.moment.seed)
 
     def _is_fused(self, leaves: list[nn.Parameter]) -> bool:

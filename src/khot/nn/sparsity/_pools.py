@@ -32,6 +32,11 @@ class Pool:
     unit: float | None = None  # of the temperature; None to measure it when the mask is computed next
 
     @property
+    def has_choices(self) -> bool:
+        """Whether items are operations of `Choice`s, whose scores are not divided by their costs."""
+        return isinstance(self.groups[0].structure, Choice)
+
+    @property
     def counts(self) -> list[int]:
         return [group.count for group in self.groups]
 
@@ -39,7 +44,7 @@ class Pool:
         """Return the unit of the temperature: Σ m·x / Σ m·c, the score per cost of what the mask in force keeps."""
         if self.unit is None:
             m = torch.ones_like(x) if self.values is None else self.values.to(x)
-            whole = m.sum() if self.costs is None else m.dot(self.costs.to(x))
+            whole = m.sum() if self.costs is None or self.has_choices else m.dot(self.costs.to(x))
             self.unit = max(float(m.dot(x) / whole), torch.finfo(x.dtype).tiny)
         return self.unit
 
@@ -56,7 +61,7 @@ class Pool:
         if self.costs is None:
             return Problem(x, budget / self.price, heat, None, seed)
         costs = self.costs.to(x.device, x.dtype)
-        if isinstance(self.groups[0].structure, Choice):
+        if self.has_choices:
             sizes = [group.structure.k for group in self.groups]
             return PricedProblem(x, budget, heat, costs, seed, groups=self.slices, sizes=sizes)
         if self.charge is not None:

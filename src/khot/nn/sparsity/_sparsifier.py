@@ -47,8 +47,8 @@ class Sparsifier:
         gradient: what reaches a weight itself: `masked_gradient`, `soft_gradient`, `dense_gradient` or
             `best_gradient(extra)`.
         density_schedule: the way of the budget from everything to `budget`, a shape of `khot.nn.schedules`.
-        temperature: of σ_k at first and at last, in units of the mean score of what is kept, Σ m·x / Σ m·c (for
-            `learned`: of scores).
+        temperature: of σ_k at first and at last, in units of the mean score per cost of what is kept, Σ m·x / Σ m·c
+            (for `learned`: of 1 per mean cost).
         temperature_schedule: the way between.
         freeze: from this share of the steps on, the hard mask stays and the weights are fine-tuned; 1 for never. A
             `soft` mask is multiplied into the weights then.
