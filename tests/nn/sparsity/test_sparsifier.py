@@ -334,6 +334,54 @@ def test_bad_input_leaves_the_model_unchanged(name):
     assert model[0].__class__ is nn.Linear
 
 
+ODD = {
+    "no weights": (lambda: nn.Sequential(nn.ReLU()), "`layers` must accept at least one layer"),
+    "buffers only": (lambda: nn.BatchNorm1d(4, affine=False), "`layers` must accept at least one layer"),
+    "lazy": (lambda: nn.Sequential(nn.LazyLinear(4)), "'0' has no weights yet; run the model once"),
+    "meta": (lambda: nn.Linear(4, 4, device="meta"), "has no weights yet"),
+    "empty": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 0)), "'1' must have real weights, at least one"),
+    "complex": (lambda: nn.Linear(4, 4, dtype=torch.complex64), "must have real weights"),
+    "sparse": (lambda: nn.Sequential(nn.Embedding(4, 4, sparse=True)), "'0' has sparse gradients"),
+    "weight norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), "parametrized already"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors is a no-op")
+def test_models_without_weights_to_choose_from_are_refused(name):
+    make, match = ODD[name]
+    with pytest.raises(ValueError, match=match):
+        Sparsifier(make(), 0.5, steps=3)
+
+
+@pytest.mark.parametrize("name", ["layers", "units", "share", "cost", "mask", "gradient", "density_schedule"])
+def test_strings_are_no_methods(name):
+    with pytest.raises(TypeError, match=f"`{name}` must be a Callable; got str"):
+        Sparsifier(mlp(), 0.5, steps=3, **{name: "soft"})
+
+
+def test_frozen_weights_are_masked_and_others_trained():
+    torch.manual_seed(0)
+    model, x = mlp(), torch.randn(6, 12)
+    model[0].weight.requires_grad_(False)
+    before = model[0].weight.clone()
+    sparsifier = Sparsifier(model, 0.3, steps=10, mask=sparsity.straight_through)
+    train(model, sparsifier, x, steps=10)
+    sparsifier.finalize()
+    assert nonzero(model) == int(0.3 * size(mlp()))
+    assert torch.equal(model[0].weight, before * (model[0].weight != 0))
+    masks = mlp().requires_grad_(False)  # only the choice is learned
+    start = copy.deepcopy(masks.state_dict())
+    options = {"mask": sparsity.straight_through, "score": sparsity.learned, "freeze": 1.0}
+    supermask = Sparsifier(masks, 0.5, steps=10, **options)
+    scores = [p.clone() for p in masks.parameters() if p.requires_grad]
+    train(masks, supermask, x, steps=10)
+    learned = [p for p in masks.parameters() if p.requires_grad]
+    assert not all(torch.equal(a, b) for a, b in zip(scores, learned, strict=True))
+    for name, w in supermask.finalize().named_parameters():
+        assert torch.equal(w, start[name] * (w != 0))
+
+
 def test_finalize_comes_last():
     _, sparsifier = sparsified(steps=0)
     sparsifier.finalize()

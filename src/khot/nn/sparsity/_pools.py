@@ -111,15 +111,19 @@ def found_layers(
     if not found:
         raise ValueError("`layers` must accept at least one layer of the model; it accepted none. See `prunable`.")
     for name, module in found.items():
-        own = own_weights(module)
-        for key, weight in own.items():
+        if getattr(module, "sparse", False):
+            raise ValueError(f"{name!r} has sparse gradients, which a mask cannot pass on. Use `sparse=False`.")
+        for key, weight in own_weights(module).items():
             if not isinstance(weight, nn.Parameter):
                 has = f"has no parameter `{key}`, or one that is parametrized already"
                 raise ValueError(f"{name!r} ({type(module).__name__}) {has}. Leave it out with `exclude`.")
-        if getattr(module, "sparse", False):
-            raise ValueError(f"{name!r} has sparse gradients, which a mask cannot pass on. Use `sparse=False`.")
-        if any(isinstance(weight, nn.parameter.UninitializedParameter) for weight in own.values()):
-            raise ValueError(f"{name!r} has no shape yet; run the model once before.")
+            if isinstance(weight, nn.parameter.UninitializedParameter) or weight.is_meta:
+                raise ValueError(f"{name!r} has no weights yet; run the model once before.")
+            if not weight.numel() or not weight.is_floating_point():
+                got = f"{tuple(weight.shape)} of {weight.dtype}"
+                raise ValueError(
+                    f"{name!r} must have real weights, at least one; got {got}. Leave it out with `exclude`."
+                )
     return found
 
 

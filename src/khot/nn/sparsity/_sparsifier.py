@@ -95,11 +95,16 @@ class Sparsifier:
         _check.at_least("steps", steps, 0)
         _check.at_least("every", every, 1)
         _check.fraction("freeze", freeze)
+        functions = {"layers": layers, "units": units, "share": share, "cost": cost, "mask": mask, "gradient": gradient}
+        schedules = {"density_schedule": density_schedule, "temperature_schedule": temperature_schedule}
+        for name, function in {**functions, **schedules}.items():
+            _check.instance(name, function, Callable)  # type: ignore[arg-type]
         has_choices = units is choices
         score = (learned if has_choices else magnitude) if score is None else score
         _check.instance("score", score, Score)
         if has_choices and score.start is None:
             raise ValueError("`score` must use θ, as `learned` does, with `choices`: operations have no magnitude.")
+        _check.instance("temperature", temperature, tuple)
         start, end = temperature
         _check.positive("temperature", start)
         _check.positive("temperature", end)
