@@ -12,7 +12,7 @@ from ._units import Group, Layers, Masked, Unit, own_weights
 
 
 def heads(inputs: Sequence[str] = ("query", "key", "value"), *, output: str = "output", count: str = "heads") -> Unit:
-    """Return a unit: the heads of attention modules, each with its rows of the inputs and its columns of the output.
+    """Return a unit that chooses among the heads of attention modules: rows of the inputs and columns of the output.
 
     It takes every `torch.nn.MultiheadAttention`, and every module that has Linear layers of these names and the number
     of its heads as an attribute. At the end heads are removed, and the attribute becomes the number that is left; the
