@@ -22,60 +22,33 @@ from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks import common
 from benchmarks.rivals.pruning import METHODS, Dense, Loss, Weights, prunable
 from benchmarks.sparsity_problems import Problem, accuracy, problems, train
 from benchmarks.style import BLUE, FAINT, GOLD, GREEN, GREY, ORANGE, PINK, SKY, YELLOW, panels, styled
 from khot.bench import markdown_table
-from khot.nn.schedules import between, cubic
-from khot.nn.sparsity import Known, Score, Sparsifier, soft
+from khot.nn.sparsity import Sparsifier
 
 OURS = "khot"
-FREEZE = 0.8
-"""From this share of the steps on, masks stay."""
-
-
-def relative(known: Known) -> Tensor:
-    """Score by |w|, in units of the mean of what is kept: Σ m·|w| / Σ m with the mask m in force."""
-    size = known.magnitude.detach()
-    mask = torch.ones_like(size) if known.kept is None else known.kept
-    return known.magnitude / ((mask * size).sum() / mask.sum())
 
 
 class Khot(Dense):
-    """The Sparsifier in the loop of the rivals: soft masks. The knob is the temperature at the start."""
+    """The Sparsifier in the loop of the rivals, with its defaults. The knob is the temperature at the start."""
 
     knobs = (0.5, 1.0, 2.0)
 
     def __init__(self, model: nn.Module, density: float, *, steps: int, knob: float, loss: Loss) -> None:
-        self.model, self.steps, self.done = model, steps, 0
-        self.sparsifier = Sparsifier(
-            model,
-            density,
-            steps=steps,
-            score=Score(relative, is_relative=False),
-            mask=soft,
-            density_schedule=between(cubic, 0.0, 0.75),
-            temperature=(knob, 0.05),
-            freeze=FREEZE,
-        )
+        self.sparsifier = Sparsifier(model, density, steps=steps, temperature=(knob, 0.05))
 
     def weights(self) -> Weights:
         """Return nothing: the masks are parametrizations of the model."""
         return {}
 
     def after_step(self) -> None:
-        """Compute the next masks. When they become hard, the last soft ones are multiplied into the weights."""
-        self.done += 1
-        is_last = self.done == round(FREEZE * self.steps)
-        masks = self.sparsifier.masks() if is_last else {}
+        """Compute the next masks."""
         self.sparsifier.step()
-        for name, mask in masks.items():
-            module, _, _ = name.rpartition(".")
-            with torch.no_grad():
-                self.model.get_submodule(module).parametrizations.weight.original.mul_(mask.detach())
 
     def final(self) -> Weights:
         """Return the weights with their masks folded in."""

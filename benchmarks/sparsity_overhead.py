@@ -24,8 +24,8 @@ DENSE = "dense"
 WIDTHS, ROWS, BUDGET, STEPS = (1024, 2816, 2560, 10), 256, 0.05, 10**6
 SETTINGS: dict[str, dict[str, Any] | None] = {
     DENSE: None,
-    "soft": {"mask": sparsity.soft},
-    "straight-through (the default)": {},
+    "soft (the default)": {},
+    "straight-through": {"mask": sparsity.straight_through},
     "learned scores": {"score": sparsity.learned},
 }
 

@@ -105,7 +105,8 @@ def size(model):
 
 
 def weights(model):
-    return [m.weight for m in model.modules() if isinstance(m, LAYERS)]
+    packed = [m.in_proj_weight for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
+    return packed + [m.weight for m in model.modules() if isinstance(m, LAYERS)]
 
 
 def flops(model, x):

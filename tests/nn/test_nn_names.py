@@ -17,6 +17,7 @@ PUBLIC = {
     },
     "nn.sparsity": {
         *("Flops", "Group", "Known", "Latency", "Masked", "Problem", "Report", "Row", "Score", "Sparsifier"),
+        "PrunedAttention",
         *("best_gradient", "blocks", "by_erdos_renyi", "by_layer", "channels", "choices", "columns", "combine"),
         *("dense_gradient", "globally", "gradient_growth", "hard", "heads", "learned", "magnitude", "n_of_m"),
         *("magnitude_times_learned", "masked_gradient", "parameters", "prunable", "rows", "sampled", "soft"),

@@ -14,8 +14,10 @@ from khot.nn import sparsity
 file, pause = sys.argv[1], float(sys.argv[2])
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
-sparsifier = sparsity.Sparsifier(model, 0.2, steps=40, score=sparsity.magnitude_times_learned, mask=sparsity.sampled,
-                                 generator=torch.Generator().manual_seed(1))
+settings = {}
+if sys.argv[3] == "sampled":
+    settings = {"score": sparsity.magnitude_times_learned, "mask": sparsity.sampled}
+sparsifier = sparsity.Sparsifier(model, 0.2, steps=40, generator=torch.Generator().manual_seed(1), **settings)
 optimizer = torch.optim.Adam(model.parameters(), 1e-2)
 parts = model, optimizer, sparsifier
 if os.path.exists(file):
@@ -37,10 +39,11 @@ torch.save(sparsifier.finalize().state_dict(), file + ".done")
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL on this system")
-def test_killed_before_and_after_the_freeze(tmp_path):
+@pytest.mark.parametrize("way", ["default", "sampled"])
+def test_killed_before_and_after_the_freeze(tmp_path, way):
     def start(name, pause):
         return subprocess.Popen(
-            [sys.executable, "-c", TRAIN, str(tmp_path / name), str(pause)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", TRAIN, str(tmp_path / name), str(pause), way], stdout=subprocess.PIPE, text=True
         )
 
     with start("whole", 0.0) as whole:

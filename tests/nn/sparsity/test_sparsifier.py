@@ -69,6 +69,33 @@ def test_the_gradient_is_that_of_the_masked_weights(is_fused, calls):
         torch.testing.assert_close(layer.parametrizations.weight.original.grad, g)
 
 
+def test_the_default_is_the_recipe_by_hand():
+    """Soft masks, a cubic budget, the temperature in units of what is kept, and the soft mask folded in at 80 %."""
+    torch.manual_seed(0)
+    model, steps, x = nn.Linear(9, 7, bias=False).double(), 20, torch.randn(8, 9, dtype=torch.float64)
+    w, mask, is_kept = model.weight.detach().clone().requires_grad_(), torch.ones(63, dtype=torch.float64), None
+    sparsifier = Sparsifier(model, 0.2, steps=steps)
+    optimizer = torch.optim.SGD(model.parameters(), 0.3)
+    for done in range(1, steps + 1):
+        optimizer.zero_grad()
+        (model(x) - 1).square().mean().backward()
+        optimizer.step()
+        sparsifier.step()
+        product = w * (mask if is_kept is None else is_kept).view(7, 9)
+        (g,) = torch.autograd.grad((x @ product.mT - 1).square().mean(), w)
+        w = (w.detach() - 0.3 * g).requires_grad_()
+        if is_kept is None:
+            size = w.abs().flatten()
+            unit = float(((mask * size).sum() / mask.sum()).detach())
+            k = 63 * (0.2 + 0.8 * max(0, 1 - done / steps / 0.75) ** 3)
+            mask = khot.sigmoid_topk(size, k, temperature=0.05 ** (done / steps / 0.8) * unit)
+            assert sparsifier.cost() == pytest.approx(k if done < 16 else 12)
+        if done == 16:
+            is_kept = torch.zeros(63, dtype=torch.float64).index_fill(0, size.topk(12).indices, 1.0)
+            w = (w * mask.view(7, 9)).detach().requires_grad_()
+    torch.testing.assert_close(sparsifier.finalize().weight, w * is_kept.view(7, 9))
+
+
 def test_a_layer_without_a_gradient_has_its_part_of_the_sum():
     """The mask of a layer that the loss does not reach still depends on the others', through the threshold."""
     torch.manual_seed(0)
@@ -144,17 +171,18 @@ def test_a_copy_computes_the_same_and_goes_its_own_way(way):
     assert nonzero(both[1].finalize()) <= size(mlp()) * (0.5 if way == "2:4" else 0.3)
 
 
-def test_evaluation_uses_the_hard_mask():
-    model, sparsifier = sparsified("soft", density_schedule=FLAT)
+@pytest.mark.parametrize("rule", [sparsity.soft, sparsity.straight_through, sparsity.sampled])
+def test_evaluation_is_what_finalize_makes(rule):
+    model, sparsifier = sparsified("soft", density_schedule=FLAT, mask=rule)
     x = torch.randn(3, 12)
-    soft = model(x)
-    hard = model.eval()(x)
-    assert not torch.equal(soft, hard)
-    assert all(set(m.unique().tolist()) <= {0.0, 1.0} for m in sparsifier.kept().values())
+    for path, kept in sparsifier.kept().items():
+        mask = sparsifier.masks()[path]
+        assert torch.equal(kept, mask * (kept > 0)) if rule is sparsity.soft else set(kept.unique().tolist()) <= {0, 1}
+    assert not torch.equal(model(x), model.eval()(x)) or rule is sparsity.straight_through
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(torch.randn_like(p))
-    assert sum(float(m.sum()) for m in sparsifier.kept().values()) == int(0.3 * size(mlp()))
+    assert sum(int(m.count_nonzero()) for m in sparsifier.kept().values()) == int(0.3 * size(mlp()))
     after = model(x)  # masks follow the weights without a step
     sparsifier.finalize()
     assert torch.equal(model(x), after)
@@ -304,6 +332,54 @@ def test_bad_input_leaves_the_model_unchanged(name):
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert not model._forward_pre_hooks
     assert model[0].__class__ is nn.Linear
+
+
+ODD = {
+    "no weights": (lambda: nn.Sequential(nn.ReLU()), "`layers` must accept at least one layer"),
+    "buffers only": (lambda: nn.BatchNorm1d(4, affine=False), "`layers` must accept at least one layer"),
+    "lazy": (lambda: nn.Sequential(nn.LazyLinear(4)), "'0' has no weights yet; run the model once"),
+    "meta": (lambda: nn.Linear(4, 4, device="meta"), "has no weights yet"),
+    "empty": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 0)), "'1' must have real weights, at least one"),
+    "complex": (lambda: nn.Linear(4, 4, dtype=torch.complex64), "must have real weights"),
+    "sparse": (lambda: nn.Sequential(nn.Embedding(4, 4, sparse=True)), "'0' has sparse gradients"),
+    "weight norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), "parametrized already"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors is a no-op")
+def test_models_without_weights_to_choose_from_are_refused(name):
+    make, match = ODD[name]
+    with pytest.raises(ValueError, match=match):
+        Sparsifier(make(), 0.5, steps=3)
+
+
+@pytest.mark.parametrize("name", ["layers", "units", "share", "cost", "mask", "gradient", "density_schedule"])
+def test_strings_are_no_methods(name):
+    with pytest.raises(TypeError, match=f"`{name}` must be a Callable; got str"):
+        Sparsifier(mlp(), 0.5, steps=3, **{name: "soft"})
+
+
+def test_frozen_weights_are_masked_and_others_trained():
+    torch.manual_seed(0)
+    model, x = mlp(), torch.randn(6, 12)
+    model[0].weight.requires_grad_(False)
+    before = model[0].weight.clone()
+    sparsifier = Sparsifier(model, 0.3, steps=10, mask=sparsity.straight_through)
+    train(model, sparsifier, x, steps=10)
+    sparsifier.finalize()
+    assert nonzero(model) == int(0.3 * size(mlp()))
+    assert torch.equal(model[0].weight, before * (model[0].weight != 0))
+    masks = mlp().requires_grad_(False)  # only the choice is learned
+    start = copy.deepcopy(masks.state_dict())
+    options = {"mask": sparsity.straight_through, "score": sparsity.learned, "freeze": 1.0}
+    supermask = Sparsifier(masks, 0.5, steps=10, **options)
+    scores = [p.clone() for p in masks.parameters() if p.requires_grad]
+    train(masks, supermask, x, steps=10)
+    learned = [p for p in masks.parameters() if p.requires_grad]
+    assert not all(torch.equal(a, b) for a, b in zip(scores, learned, strict=True))
+    for name, w in supermask.finalize().named_parameters():
+        assert torch.equal(w, start[name] * (w != 0))
 
 
 def test_finalize_comes_last():

@@ -33,7 +33,7 @@ def test_the_model_becomes_smaller_and_computes_the_same(name, rule):
     assert sum(pool.total for pool in sparsifier.pools) == pytest.approx(dense)
 
     def look():
-        u = max(0.0, 1 - sparsifier.done / 6) ** 3
+        u = max(0.0, 1 - sparsifier.done / 9) ** 3
         budget = dense * (0.5 + 0.5 * u)
         if rule is sparsity.soft and sparsifier.done < 9:
             assert sparsifier.cost() == pytest.approx(budget, rel=1e-6)
@@ -131,7 +131,7 @@ def test_what_cannot_be_traced_is_refused_by_name():
         Sparsifier(nn.Sequential(nn.Linear(4, 4)), 0.5, steps=1, units=sparsity.channels)
     with pytest.raises(ValueError, match="must be `globally`"):
         Sparsifier(Odd(nn.ReLU()), 0.5, steps=1, units=sparsity.channels, share=sparsity.uniformly)
-    with pytest.raises(ValueError, match="must have a module with Linear layers 'query'"):
+    with pytest.raises(ValueError, match="must have a MultiheadAttention, or a module with Linear layers 'query'"):
         Sparsifier(Odd(nn.ReLU()), 0.5, steps=1, units=sparsity.heads())
     model = Odd(nn.Sigmoid())  # it maps 0 to 1/2, so nothing before it is dropped
     with pytest.raises(ValueError, match="no channels that may be dropped"):

@@ -1,6 +1,7 @@
 """Sparse networks: one budget over the weights of a model, held exactly at every step; see `Sparsifier`."""
 
 from ._costs import Flops, Latency, by_erdos_renyi, by_layer, globally, parameters, uniformly
+from ._heads import PrunedAttention, heads
 from ._masks import (
     Problem,
     best_gradient,
@@ -12,7 +13,7 @@ from ._masks import (
     soft_gradient,
     straight_through,
 )
-from ._modules import choices, combine, heads
+from ._modules import choices, combine
 from ._report import Report, Row
 from ._scores import Known, Score, gradient_growth, learned, magnitude, magnitude_times_learned
 from ._sparsifier import Sparsifier
@@ -26,6 +27,7 @@ __all__ = [
     "Latency",
     "Masked",
     "Problem",
+    "PrunedAttention",
     "Report",
     "Row",
     "Score",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ... import _check
 from .._choice import Choice
 from ._structure import Space
-from ._units import Group
+from ._units import Group, own_weights
 
 Shapes = Mapping[str, list[tuple[int, ...]]]  # of a module's outputs by its path: one for each call
 Cost = Callable[[nn.Module, str, Sequence[tuple[int, ...]]], float]
@@ -30,12 +30,14 @@ def parameters(module: nn.Module, name: str, shapes: Sequence[tuple[int, ...]] =
         >>> khot.nn.sparsity.parameters(torch.nn.Linear(3, 4), "layer")
         12
     """
-    return int(module.weight.numel())  # type: ignore[operator]
+    return sum(weight.numel() for weight in own_weights(module).values())
 
 
 @dataclass
 class Flops:
     """Count the floating-point operations of one example: two for each weight and place where it is used.
+
+    Biases, norms and the products of attention have no weights to choose from, and are not counted.
 
     Args:
         example: an input of the model, or a tuple of them; the first dim is the batch. It is run once, in evaluation
@@ -53,6 +55,10 @@ class Flops:
     def __call__(self, module: nn.Module, name: str, shapes: Sequence[tuple[int, ...]]) -> float:
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
             return 0  # a look-up
+        if isinstance(module, nn.MultiheadAttention):
+            if len({shape[1:-1] for shape in shapes}) > 1:
+                raise ValueError(f"{name!r} has a query and keys of different lengths. Leave it out with `exclude`.")
+            return 2 * parameters(module, name) * sum(torch.Size(shape[1:-1]).numel() for shape in shapes) // 3
         weight: Tensor = module.weight  # type: ignore[assignment]
         if isinstance(module, nn.Linear):
             return int(sum(2 * weight.numel() * torch.Size(shape[1:-1]).numel() for shape in shapes))
@@ -88,12 +94,17 @@ def traced(model: nn.Module, layers: Mapping[str, nn.Module], example: Any) -> S
     shapes: dict[str, list[tuple[int, ...]]] = {name: [] for name in layers}
 
     def record(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, _: Any, output: Any) -> None:
-            shapes[name].append(tuple(output.shape))
+        def hook(module: nn.Module, inputs: Any, options: Any, output: Any) -> None:
+            if isinstance(module, nn.MultiheadAttention):  # what is projected; its last layer is not called by itself
+                given = (*inputs, *(options[key] for key in ("query", "key", "value") if key in options))
+                shapes[name] += [tuple(t.shape) for t in given[:3]]
+                shapes.get(f"{name}.out_proj".lstrip("."), []).append(tuple(output[0].shape))
+            else:
+                shapes[name].append(tuple(output.shape))
 
         return hook
 
-    handles = [module.register_forward_hook(record(name)) for name, module in layers.items()]
+    handles = [module.register_forward_hook(record(name), with_kwargs=True) for name, module in layers.items()]
     modes = {module: module.training for module in model.modules()}
     try:
         model.eval()
@@ -232,11 +243,11 @@ class Charge:
         others = [group for group in groups if not isinstance(group.structure, Space)]
         owned = {path for group in others for masked in group.masked for path, _, _ in masked.places}
         for name, module in layers.items():
-            weight: Tensor = module.weight  # type: ignore[assignment]
             if name in owned:
                 continue
             touching = [(space.size, place) for space, place in spaces for m in space.layers() if m is module]
-            each = prices[id(weight)] * weight.numel() / math.prod(size for size, _ in touching)
+            whole = sum(prices[id(weight)] * weight.numel() for weight in own_weights(module).values())
+            each = whole / math.prod(size for size, _ in touching)
             self.terms[id(module)] = (each, [place for _, place in touching])
 
     def __call__(self, m: Tensor) -> Tensor:

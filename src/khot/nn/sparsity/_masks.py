@@ -240,8 +240,14 @@ Rule = Callable[[Problem], Tensor]
 
 # ── the mask in training ─────────────────────────────────────────────────────────────────────────────────────────────
 def soft(problem: Problem) -> Tensor:
-    """Multiply weights by σ_k, with its gradient to the scores."""
+    """Multiply weights by σ_k, with its gradient to the scores.
+
+    What is kept at the end keeps its soft mask too: it is multiplied into the weights when masks are frozen.
+    """
     return problem.soft()
+
+
+vars(soft)["is_folded"] = True
 
 
 def straight_through(problem: Problem) -> Tensor:

@@ -12,7 +12,7 @@ from ... import _check
 from .._choice import Choice
 from ._costs import Charge, Cost, Divide, Flops, globally, item_costs, parameters, traced
 from ._masks import ChargedProblem, PricedProblem, Problem, snapped
-from ._units import Group, Layers, Masked, Unit
+from ._units import Group, Layers, Masked, Unit, own_weights
 
 
 @dataclass
@@ -29,21 +29,39 @@ class Pool:
     charge: Charge | None = None  # of masks, if their costs are not a sum
     values: Tensor | None = None  # (n,), the mask in force
     problem: Problem | None = None  # that it answers
+    unit: float | None = None  # of the temperature; None to measure it when the mask is computed next
+
+    @property
+    def has_choices(self) -> bool:
+        """Whether items are operations of `Choice`s, whose scores are not divided by their costs."""
+        return isinstance(self.groups[0].structure, Choice)
 
     @property
     def counts(self) -> list[int]:
         return [group.count for group in self.groups]
+
+    def measure(self, x: Tensor) -> float:
+        """Return the unit of the temperature: Σ m·x / Σ m·c, the score per cost of what the mask in force keeps."""
+        if self.unit is None:
+            m = torch.ones_like(x) if self.values is None else self.values.to(x)
+            whole = m.sum() if self.costs is None or self.has_choices else m.dot(self.costs.to(x))
+            self.unit = max(float(m.dot(x) / whole), torch.finfo(x.dtype).tiny)
+        return self.unit
+
+    def budget(self, rest: float) -> float:
+        """Return the budget if the share `rest` of what is to be dropped is still kept."""
+        return self.final + rest * (self.total - self.final)
 
     def pose(self, x: Tensor, rest: float, heat: Tensor, seed: int) -> Problem:
         """Return the problem for scores x (n,); `rest` is the share of what is to be dropped that is still kept."""
         if self.row is not None:
             n, m = self.row
             return Problem(x.view(-1, m), n + rest * (m - n), heat, None, seed)
-        budget = self.final + rest * (self.total - self.final)
+        budget = self.budget(rest)
         if self.costs is None:
             return Problem(x, budget / self.price, heat, None, seed)
         costs = self.costs.to(x.device, x.dtype)
-        if isinstance(self.groups[0].structure, Choice):
+        if self.has_choices:
             sizes = [group.structure.k for group in self.groups]
             return PricedProblem(x, budget, heat, costs, seed, groups=self.slices, sizes=sizes)
         if self.charge is not None:
@@ -93,13 +111,19 @@ def found_layers(
     if not found:
         raise ValueError("`layers` must accept at least one layer of the model; it accepted none. See `prunable`.")
     for name, module in found.items():
-        if not isinstance(getattr(module, "weight", None), nn.Parameter):
-            has = "has no parameter `weight`, or one that is parametrized already"
-            raise ValueError(f"{name!r} ({type(module).__name__}) {has}. Leave it out with `exclude`.")
         if getattr(module, "sparse", False):
             raise ValueError(f"{name!r} has sparse gradients, which a mask cannot pass on. Use `sparse=False`.")
-        if isinstance(module.weight, nn.parameter.UninitializedParameter):
-            raise ValueError(f"{name!r} has no shape yet; run the model once before.")
+        for key, weight in own_weights(module).items():
+            if not isinstance(weight, nn.Parameter):
+                has = f"has no parameter `{key}`, or one that is parametrized already"
+                raise ValueError(f"{name!r} ({type(module).__name__}) {has}. Leave it out with `exclude`.")
+            if isinstance(weight, nn.parameter.UninitializedParameter) or weight.is_meta:
+                raise ValueError(f"{name!r} has no weights yet; run the model once before.")
+            if not weight.numel() or not weight.is_floating_point():
+                got = f"{tuple(weight.shape)} of {weight.dtype}"
+                raise ValueError(
+                    f"{name!r} must have real weights, at least one; got {got}. Leave it out with `exclude`."
+                )
     return found
 
 
@@ -112,13 +136,14 @@ def make_pools(
     shapes = traced(model, layers, cost.example) if isinstance(cost, Flops) else {}
     prices: dict[int, float] = {}
     for name, module in layers.items():
-        weight: Tensor = module.weight  # type: ignore[assignment]
         value = cost(module, name, shapes.get(name, []))
         _check.not_negative(f"the cost of {name!r}", value)
-        prices[id(weight)] = prices.get(id(weight), 0) + value / weight.numel()
-        if cost is parameters:
-            prices[id(weight)] = 1  # a tensor that layers share is stored once
-    costly = {name: m for name, m in layers.items() if prices[id(m.weight)] > 0}
+        own = own_weights(module).values()
+        for weight in own:
+            prices[id(weight)] = prices.get(id(weight), 0) + value / sum(w.numel() for w in own)
+            if cost is parameters:
+                prices[id(weight)] = 1  # a tensor that layers share is stored once
+    costly = {name: m for name, m in layers.items() if any(prices[id(w)] for w in own_weights(m).values())}
     if layers and not costly:
         raise ValueError("`cost` must be > 0 for at least one layer; it is 0 for all.")
     groups = units(model, costly)

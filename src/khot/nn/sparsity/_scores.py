@@ -21,7 +21,7 @@ class Known(NamedTuple):
     gradient: Tensor | None
     """Σ|∂loss/∂(w·mask)| of the last backward pass; None if the score does not ask for it, or before the first."""
     kept: Tensor | None
-    """The mask in force, 0 or 1; None at first."""
+    """The mask in force, in [0, 1]; None at first, and if masks follow the weights without `every`."""
     progress: float
     """The share of all steps that are done, in [0, 1]."""
 
@@ -34,7 +34,8 @@ class Score:
         function: of `Known` to scores (count,), differentiable.
         start: if given, the score learns numbers θ, one per item: a function of the magnitudes, divided by their mean
             over their tensor, to where θ starts.
-        is_relative: whether the temperature is in units of the mean score, so that it suits weights of any size.
+        is_relative: whether the temperature is in units of the mean score of what is kept, so that it suits weights of
+            any size.
         needs_gradient: whether `Known.gradient` is wanted.
         resets: whether a weight that is kept anew starts at 0.
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from ._units import Group, Layers, Masked
+from ._units import Group, Layers, Masked, own_weights
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
@@ -106,7 +106,7 @@ class Trace:
         self.layers, self.names = layers, {id(m): name for name, m in model.named_modules()}
         self.spaces: list[Space] = []
         self.used: dict[int, tuple[Space, Space]] = {}  # by layer: its inputs and its outputs
-        if len({id(m.weight) for m in layers.values()}) < len(layers):
+        if len({id(w) for m in layers.values() for w in own_weights(m).values()}) < len(layers):
             raise ValueError("`channels` must not choose in layers that share a weight. Leave one out with `exclude`.")
         tracer = _Tracer(layers)
         try:

@@ -23,6 +23,7 @@ LAYERS = (
     nn.ConvTranspose3d,
     nn.Embedding,
     nn.EmbeddingBag,
+    nn.MultiheadAttention,
 )
 
 
@@ -70,7 +71,7 @@ Unit = Callable[[nn.Module, Layers], list[Group]]
 
 
 def prunable(name: str, module: nn.Module) -> bool:
-    """Return whether a module is a layer with weights to choose from: Linear, Conv or Embedding.
+    """Return whether a module is a layer with weights to choose from: Linear, Conv, Embedding or MultiheadAttention.
 
     Examples:
         >>> khot.nn.sparsity.prunable("0", torch.nn.Linear(2, 2)), khot.nn.sparsity.prunable("1", torch.nn.ReLU())
@@ -136,12 +137,20 @@ def n_of_m(n: int, m: int) -> Unit:
     return _Pattern(int(n), int(m))
 
 
+def own_weights(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the weights of a layer by name: `weight`, or the projections into attention, packed as one or not."""
+    keys = ["weight"]
+    if isinstance(module, nn.MultiheadAttention):
+        keys = ["in_proj_weight"] if module.in_proj_weight is not None else [f"{c}_proj_weight" for c in "qkv"]
+    return {key: getattr(module, key, None) for key in keys}  # type: ignore[misc]
+
+
 def tensors_of(layers: Layers) -> list[Masked]:
     """Return the weights of layers; a tensor that several layers share comes once, with all its places."""
     found: dict[int, Masked] = {}
     for path, module in layers.items():
-        masked = found.setdefault(id(module.weight), Masked(module.weight, []))  # type: ignore[arg-type]
-        masked.places.append((path, module, "weight"))
+        for key, weight in own_weights(module).items():
+            found.setdefault(id(weight), Masked(weight, [])).places.append((path, module, key))
     return list(found.values())
 
 

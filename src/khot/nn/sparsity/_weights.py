@@ -77,8 +77,13 @@ class Memory:
         self.scores, self.soft = (tensors[0].new_empty(count) for _ in range(2))
         self.products = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in tensors]
         self.sizes = [t.numel() for t in tensors]
-        self.values, self.heat = self.soft, 1.0  # the mask in force, and the temperature in units of scores
+        self.values = self.soft  # the mask in force
         self.uses = 0
+
+    def read(self, tensors: Sequence[Tensor]) -> None:
+        """Let the scores be the magnitudes of tensors."""
+        for w, x in zip(tensors, self.scores.split(self.sizes), strict=True):
+            torch.abs(w.detach().reshape(-1), out=x)
 
     def fits(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether the tensors still have the dtype and sizes of the memory."""
@@ -89,7 +94,7 @@ class Memory:
 class FusedMagnitude(torch.autograd.Function):
     """What `MaskedWeights` computes for single weights with the score |w| and equal costs, in few passes.
 
-    With m = σ_k(|w|/T), h = g·w and v = m(1 − m):  dw = g·flow + sgn(w)·v/T·(h − Σv·h/Σv).
+    With m = σ_k(|w|/T), h = g·w and v = m(1 − m):  dw = g·flow + sgn(w)·v/T·(h − Σv·h/Σv). |w| is in the memory.
     """
 
     @staticmethod
@@ -97,15 +102,11 @@ class FusedMagnitude(torch.autograd.Function):
         ctx: Any, memory: Memory, k: float, heat: float, hard: bool, direct: int, *weights: Tensor
     ) -> tuple[Tensor, ...]:
         memory.uses += 1
-        scores = memory.scores.split(memory.sizes)
-        for w, x in zip(weights, scores, strict=True):
-            torch.abs(w.detach().reshape(-1), out=x)
-        heat = max(heat * float(memory.scores.mean()), torch.finfo(memory.scores.dtype).tiny)
         ops.topk_into(memory.soft, memory.scores, k, heat, SIGMOID)
         values = ops.hard_topk(memory.scores, float(int(k)), None) if hard else memory.soft
         for w, m, out in zip(weights, values.split(memory.sizes), memory.products, strict=True):
             torch.mul(w.detach(), m.view(w.shape), out=out)
-        memory.values, memory.heat = values, heat
+        memory.values = values
         ctx.memory, ctx.uses, ctx.heat, ctx.weights = memory, memory.uses, heat, [w.detach() for w in weights]
         ctx.flow = (values, memory.soft, None)[direct]
         ctx.set_materialize_grads(False)
