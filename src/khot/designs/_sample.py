@@ -110,12 +110,7 @@ def sample_parts(
     """
     from .. import distributed  # it imports torch.distributed
 
-    kind, options = (design.func, design.keywords) if isinstance(design, partial) else (design, {})
-    if kind is not Systematic and not (kind is Pivotal and options.get("order") == "given"):
-        name = getattr(kind, "__name__", str(kind))
-        why = " in a random order, which would move all items between processes" if kind is Pivotal else ""
-        fix = '`Systematic` or `functools.partial(Pivotal, order="given")`'
-        raise NotImplementedError(f"A row in parts cannot be drawn from by `{name}`{why}; use {fix}.")
+    kind = require_in_order(design, "A row in parts")
     _check.floating("probs", probs)
     over = distributed.Over(distributed.names_of(group))
     p = probs.detach().to(_shape.compute_dtype(probs.dtype)).reshape(probs.shape[:-1].numel(), probs.shape[-1])
@@ -132,6 +127,19 @@ def sample_parts(
     else:
         drawn = distributed.draw_pivotal(p, sizes == sizes.round(), seed, draws, antithetic, parts, over)
     return drawn.to(probs.dtype).view(*sample_shape, *probs.shape)
+
+
+def require_in_order(design: MakesDesign, what: str) -> type[Pivotal] | type[Systematic]:
+    """Return the class of a design that draws from items as they come; raise for another one."""
+    kind, options = (design.func, design.keywords) if isinstance(design, partial) else (design, {})
+    if kind is Systematic and not options:
+        return Systematic
+    if kind is Pivotal and options == {"order": "given"}:
+        return Pivotal
+    name = getattr(kind, "__name__", str(kind))
+    why = f" with {options}" if options else " in a random order, which would move all items" if kind is Pivotal else ""
+    fix = '`Systematic` or `functools.partial(Pivotal, order="given")`'
+    raise NotImplementedError(f"{what} cannot be drawn from by `{name}`{why}; use {fix}.")
 
 
 def _sample_dtensor(
