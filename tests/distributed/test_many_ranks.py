@@ -27,6 +27,7 @@ SOLVER = "ends_and_infinities rounds_and_bytes faults_of_values hard_with_ties l
 LAYOUTS = "hard_with_ties masks_costs_dims_and_half_precision"
 MESH = "placements_of_all_kinds arguments_with_layouts_of_their_own other_functions partial_sums_are_made_whole"
 SAMPLES = "the_same_bits_in_every_layout the_first_process_gives_the_seed sample_khot_in_parts_and_of_a_dtensor"
+LAWS = "natural_parameters_of_rows_in_parts conditional_poisson_has_its_law"
 LAYERS = "warnings_come_once balanced_routes expert_choice_among_all_tokens loads_and_losses_under_ddp gates_under_ddp"
 LAYERS += " sparsifiers_under_ddp budgets_over_fsdp_parameters experts_divided_over_processes"
 FAULTS = "killed_before killed_between_rounds killed_between_forward_and_backward raises_and_ends sleeps"
@@ -37,7 +38,8 @@ JOBS = {
     "three": job(
         3, "solver_cases", "family_float64_empty derivatives hard_with_ties masks_costs_dims_and_half_precision"
     ),
-    "three-samples": job(3, "sample_cases", f"{SAMPLES} other_designs_are_refused"),
+    "three-samples": job(3, "sample_cases", f"{SAMPLES} {LAWS} other_designs_are_refused"),
+    "two-samples": job(2, "sample_cases", LAWS),
     "two-layers": job(2, "layer_cases", LAYERS),
     "four": job(4, "solver_cases", "family_float64_uneven rounds_and_bytes"),
     "four-mesh": job(4, "mesh_cases", MESH),

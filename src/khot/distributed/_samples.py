@@ -10,8 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._math import noise, pivotal, systematic
+from .._math import across, natural, noise, pivotal, systematic
 from .._math.across import Over
+from .._math.cdfs import SIGMOID
+from ..ops import uniform
 
 
 class Layout(NamedTuple):
@@ -173,3 +175,34 @@ def _quantised(p: Tensor, k: Tensor, one: int, over: Over) -> Tensor:
     is_last = (rest <= 0) & (measure >= measure[..., -1:])
     share = torch.where(is_last, lack, share).to(torch.int64)
     return w + share.diff()
+
+
+def draw_conditional_poisson(p: Tensor, k: Tensor, seed: Tensor, draws: int, parts: Layout, over: Over) -> Tensor:
+    """Draw this process's part (draws · rows, m) by the law of `ConditionalPoisson`; p (rows, m), k (rows).
+
+    Given how many each part takes, the parts are independent, and each has the same law with its own number. Every
+    part builds its tree of counts; the roots are gathered as the leaves of a tree that divides k among the parts.
+    """
+    rows, m = p.shape
+    own = torch.nn.functional.pad(p.to(torch.float64), (0, int(m == 0)))  # an item that is never drawn, for none
+    ones = torch.ones_like(k)
+    own = across.topk(torch.logit(own.clamp(0, 1)), k, ones, None, SIGMOID, over)  # sums to k to the last digit
+
+    def tilted(theta: Tensor, k: Tensor) -> Tensor:
+        return across.margin(theta, k, torch.ones_like(k), None, None, SIGMOID, over)
+
+    z = tilted(natural.solve_parts(own, k, tilted, parts.n, across.Joined(over)), k)
+    most = int(k.max())
+    levels = natural.build_tree(z.sigmoid(), most)
+    root = levels[-1]
+    mass = torch.nn.functional.pad(root.mass[:, 0], (0, most + 1 - root.mass.shape[-1]))
+    sent = torch.cat((mass, root.least.to(mass.dtype), root.most.to(mass.dtype)), -1)
+    leaves = over.gather(sent).transpose(0, 1)  # (rows, parts, most + 3)
+    extra = (1 << max(over.size - 1, 0).bit_length()) - over.size
+    leaves = torch.cat((leaves, leaves.new_zeros(rows, extra, most + 3)), 1)
+    leaves[:, over.size :, 0] = 1.0  # parts that do not exist take none
+    crown = natural.grow([natural.Node(leaves[..., :-2], leaves[..., -2].long(), leaves[..., -1].long())], most)
+    shares, _ = natural.sample_tree(crown, k.expand(draws, rows), seed, 0, uniform)
+    mine = over.gather(shares)[0][..., over.rank]  # the first process decides, should two machines round otherwise
+    drawn, _ = natural.sample_tree(levels, mine, noise.stream_key(seed, 1 + over.rank), 0, uniform)
+    return drawn[..., :m].reshape(draws * rows, m).to(p.dtype)
