@@ -17,7 +17,7 @@ ranks, rank = accelerator.num_processes, accelerator.process_index
 group = dist.group.WORLD if dist.is_initialized() else None
 
 
-def trained(scores, worth, group):
+def trained(scores: torch.Tensor, worth: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
     """Return scores that were trained until the k entries that are worth most are on top."""
     scores = scores.clone().requires_grad_()
     optimizer = torch.optim.Adam([scores], lr=0.1)
@@ -32,8 +32,7 @@ def trained(scores, worth, group):
 
 draw = torch.Generator().manual_seed(0)
 scores, worth = 0.1 * torch.randn(2, n, generator=draw)
-end = n * (rank + 1) ** 2 // ranks**2  # the parts have different lengths
-part = slice(n * rank**2 // ranks**2, end)
+part = slice(n * rank**2 // ranks**2, n * (rank + 1) ** 2 // ranks**2)  # of different lengths
 found = trained(scores[part], worth[part], group)
 mask = khot.hard_topk(found, k, group=group)
 whole = khot.hard_topk(trained(scores, worth, None), k)[part]

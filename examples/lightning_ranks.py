@@ -23,19 +23,21 @@ WANTED = TOKENS[:, :3].prod(1, keepdim=True)
 class Experts(lightning.LightningModule):
     """Four linear experts, of which each token is sent to two."""
 
-    def __init__(self, with_group):
+    def __init__(self, with_group: bool) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.with_group = with_group
         self.router, self.experts = torch.nn.Linear(8, 4), torch.nn.Linear(8, 4)
 
-    def training_step(self, batch, index=0):
+    def training_step(self, batch: list[torch.Tensor], index: int = 0) -> torch.Tensor:
+        """Return the mean square error of one process's tokens."""
         x, y = batch
         group = dist.group.WORLD if self.with_group else None
         routed = routing.balanced_sigma_topk(self.router(x), 2, group=group)
         return ((routed.probs * self.experts(x)).sum(-1, keepdim=True) - y).square().mean()
 
-    def configure_optimizers(self):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return plain gradient descent."""
         return torch.optim.SGD(self.parameters(), lr=0.5)
 
 
@@ -44,7 +46,7 @@ if __name__ == "__main__":
     optimizer = alone.configure_optimizers()
     for _ in range(20):
         optimizer.zero_grad()
-        alone.training_step((TOKENS, WANTED)).backward()
+        alone.training_step([TOKENS, WANTED]).backward()
         optimizer.step()
     for with_group in (True, False):
         data = torch.utils.data.TensorDataset(TOKENS, WANTED)

@@ -17,9 +17,10 @@ from torch import Tensor
 from .. import _torch
 from . import cdfs, kth, subsets, threshold
 from .cdfs import Cdf, row_sum
-from .threshold import WIDE, Point, Rows, Survey
+from .threshold import Point, Rows, Survey
 
 MOST_STEPS = 200  # evaluations of one call; rows near the k-th score need about 10
+WIDE = 100.0  # as `threshold.WIDE`, but less, because a round is dear: so σ_k takes at most 16
 DIGIT, ROUNDS = 8, 4  # radix select: bits a round, and rounds for a start
 
 
@@ -116,7 +117,7 @@ class Over:
     # ── what the solver asks (`threshold.Across`) ──────────────────────────────────────────────────────────────────
     def sums_at(self, cdf: Cdf, rows: Rows, point: Point) -> tuple[Tensor, ...]:
         """Return what `cdfs.tail_sums` does for whole rows at a point, and send the vote along."""
-        is_open = torch.zeros_like(rows.k) if self.vote is None else (~self.vote).to(rows.k.dtype)
+        is_open = torch.ones_like(rows.k) if self.vote is None else (~self.vote).to(rows.k.dtype)
         own = torch.cat((self.passes.sums_at(cdf, rows, point), is_open), -1)
         count, *sums, left = self.sum(own).split(1, -1)
         self.votes, self.sums = left == 0, (count - rows.k, *sums)

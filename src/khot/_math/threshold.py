@@ -166,6 +166,8 @@ class Survey(NamedTuple):
 class Across(Protocol):
     """How sums go over a row of which each process holds a part."""
 
+    votes: Tensor | None  # (rows, 1) bool, since the last sums: rows that are done, of which nothing else is asked
+
     def sums_at(self, cdf: Cdf, rows: Rows, point: Point) -> tuple[Tensor, ...]:
         """Return what `cdfs.tail_sums` does at a point, for the whole row."""
 
@@ -213,6 +215,8 @@ def _evaluate(
     if cdf.log_tail is not None and rows.costs is None:
         # Where a sum underflows, F is an exponential to all digits, and its logarithms are summed instead.
         deep_left, deep_right = (side < info.tiny / info.eps for side in (left, right))
+        if across is not None and across.votes is not None:
+            deep_left, deep_right = deep_left & ~across.votes, deep_right & ~across.votes
         if not early_stop or bool((deep_left | deep_right).any()):
             z = _margin_at(rows.x, point, rows.temperature, out)
             above = z > cdf.center
