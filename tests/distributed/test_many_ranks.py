@@ -38,7 +38,9 @@ JOBS = {
     "two-mesh-compiled": job(2, "mesh_cases", "compiled_dtensor"),
     "two-controls": job(2, "control_cases", "a_sum_that_leaves_one_process_out a_spread_that_is_only_an_identity"),
     "three": job(
-        3, "solver_cases", "every_layout family_float64_empty derivatives hard_with_ties masks_costs_dims_and_half_precision"
+        3,
+        "solver_cases",
+        "every_layout family_float64_empty derivatives hard_with_ties masks_costs_dims_and_half_precision",
     ),
     "three-samples": job(3, "sample_cases", f"{SAMPLES} {LAWS} other_designs_are_refused"),
     "two-samples": job(2, "sample_cases", LAWS),
