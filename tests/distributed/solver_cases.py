@@ -162,8 +162,7 @@ def laws_of_relaxations():
     """What `check_relaxation` checks of values and of autograd, for rows in parts."""
     from khot.testing._relaxation import Relaxation
 
-    laws = ("range_and_sum count_and_temperature_per_row translation temperature_scales permutation order_preserved "
-            "complement cold_limit hot_limit monotone_in_k inverse masked").split()  # fmt: skip
+    laws = ["range_and_sum", "count_and_temperature_per_row", "translation", "temperature_scales", "permutation", "order_preserved", "complement", "cold_limit", "hot_limit", "monotone_in_k", "inverse", "masked"]  # fmt: skip
     for fn, quantile in ((khot.sigmoid_topk, torch.logit), (khot.laplace_topk, None)):
         relaxation = Relaxation(gathered(fn), quantile, symmetric=True, smooth=True)
         for law in laws:
@@ -181,12 +180,14 @@ def laws_of_relaxations():
 
 
 def rounds_and_bytes():
-    for scale, temperature, most in ((1.0, 1.0, 6), (1.0, 1e-4, 16), (1e4, 1.0, 16)):
-        x = scale * random(1, 4000, seed=3, dtype=torch.float32)
+    for scale, offset, temperature, most in (
+        (1.0, 0.0, 1.0, 6), (1.0, 1e4, 1.0, 6), (1.0, 0.0, 1e-4, 16), (1e4, 0.0, 1.0, 16)
+    ):  # fmt: skip
+        x = offset + scale * random(1, 4000, seed=3, dtype=torch.float32)
         with messages() as sent:
             khot.sigmoid_topk(part(x), 40, temperature=temperature, group=dist.group.WORLD)
         rounds = len(sent) - 1  # the two messages of the survey are in flight together
-        assert rounds <= most, f"{rounds} rounds at scale {scale}, T {temperature}"
+        assert rounds <= most, f"{rounds} rounds at {offset} ± {scale}, T {temperature}"
         if most == 6:
             assert sum(m.bytes for m in sent) <= 96 + 6 * 48, sent
     hostile = torch.tan(torch.pi * (torch.rand(20, 4000, generator=torch.Generator().manual_seed(1)) - 0.5)) ** 3
@@ -251,6 +252,9 @@ def hard_with_ties():
         for layout in ("even", "uneven", "empty"):
             got = khot.hard_topk(part(x, layout), k, group=dist.group.WORLD)
             assert torch.equal(got, part(khot.hard_topk(x, k), layout))
+            for row in (2, 5):  # one row goes on with the scores of its bucket alone
+                got = khot.hard_topk(part(x[row], layout), 25 * row, group=dist.group.WORLD)
+                assert torch.equal(got, part(khot.hard_topk(x[row], 25 * row), layout))
 
 
 def faults_of_values():

@@ -213,8 +213,11 @@ def _survey(rows: Rows, over: Over) -> tuple[Rows, Survey, Tensor, Tensor]:
     low, high = x.amin(-1, keepdim=True).to(k.dtype), x.amax(-1, keepdim=True).to(k.dtype)
     if costs is None and bool((low.isfinite() & high.isfinite()).all()):
         none, each = torch.zeros_like(k), torch.full_like(k, x.shape[-1])
-        square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).to(k.dtype).square()
-        sums = torch.cat((none, each, none, each, row_sum(x), square), -1)
+        middle = (low / 2 + high / 2).to(x.dtype)
+        apart, middle = x - middle, middle.to(k.dtype)  # an offset would leave no digits of the deviation
+        first, square = row_sum(apart), torch.linalg.vector_norm(apart, dim=-1, keepdim=True).to(k.dtype).square()
+        moments = first + each * middle, square + middle * (2 * first + each * middle)
+        sums = torch.cat((none, each, none, each, *moments), -1)
     else:
         finite = x.isfinite()
         inner = torch.where(finite, x, 0.0).to(k.dtype)
@@ -308,6 +311,9 @@ def radix(keys: Tensor, bits: int, weights: Tensor, k: Tensor, rounds: int, over
         place = ((at_least >= k).sum(-1, keepdim=True) - 1).clamp(min=0)
         prefix, inside = base.expand(len(k), -1).gather(-1, place), hist.gather(-1, place)
         above = at_least.gather(-1, place) - inside
+        if len(k) == 1:  # what is outside the bucket counts no more
+            is_in = (keys >> shift == prefix)[0]
+            keys, weights = keys[:, is_in], weights[:, is_in]
     return Found(prefix << (bits - DIGIT * rounds), above, inside, edges, counts)
 
 
