@@ -2,7 +2,7 @@
 
 Two processes on gloo, one thread each, float32 normal scores, k = n/100. All contenders take turns in one run; a time
 is the median of the turns of the slower rank. `model` is not measured: it is arithmetic, with its assumptions stated.
-Writes results/ranks.csv and docs/tables/ranks.md; two minutes.
+Writes results/ranks.csv, docs/tables/ranks.md, docs/tables/ranks-model.md and docs/img/ranks.svg; a minute.
 """
 
 from __future__ import annotations
@@ -19,28 +19,52 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from matplotlib.figure import Figure
 from torch import Tensor
 
 import khot
 from benchmarks import common
+from benchmarks.style import BLUE, GREEN, INK, ORANGE, SKY, panels, styled
 from khot.bench import markdown_table
 from khot.distributed import messages
 
 RANKS, TURNS = 2, 5
 SIZES = (10**5, 10**6, 10**7)
 HARDNESS = (10.0, 1.0, 0.1, 0.01, 1e-3, 1e-4)
-LATENCY, BANDWIDTH, MEMORY, ROUNDS, PASSES = 5e-6, 25e9, 1.5e12, 5, 6
-"""The model's assumptions, of GPUs: seconds a hop, bytes/s of a link and of memory, rounds, passes over the part."""
+
+
+class Machine(NamedTuple):
+    """What the model assumes."""
+
+    name: str
+    latency: float
+    """Seconds a hop; a round is 2·log2(ranks) of them."""
+    bandwidth: float
+    """Bytes a second that a rank receives."""
+    memory: float
+    """Bytes a second that a rank reads or writes."""
+    room: float
+    """Bytes that a rank has for the row."""
+
+
+GPU = Machine("GPUs", 5e-6, 25e9, 1.5e12, 60e9)
+NODE = Machine("CPU nodes", 30e-6, 1.25e9, 15e9, 250e9)
+ROUNDS, PASSES = 5, 6
+"""The rounds of a call on an ordinary row of float32 scores, and its passes over the part; a hard top-k has as many."""
+CASES = {
+    GPU: ((10**9, 8), (10**9, 64), (10**9, 4096), (10**10, 64), (10**11, 512), (10**12, 512), (10**12, 4096)),
+    NODE: ((10**9, 8), (10**9, 64), (10**9, 512), (10**12, 4096)),
+}
 
 
 class Row(NamedTuple):
     """One figure."""
 
     part: str
-    """"time" (seconds), "rounds" (a count), or "model" (seconds, not measured)."""
+    """"time" (seconds), "rounds" (a count) or "bytes"."""
     case: str
     size: float
-    """n, the temperature for "rounds", or the ranks for "model"."""
+    """n, or the temperature."""
     value: float
 
 
@@ -95,15 +119,69 @@ def measure(rank: int, folder: str, sizes: tuple[int, ...], turns: int) -> None:
     dist.destroy_process_group()
 
 
-def model() -> list[Row]:
-    """Return the time of a call on GPUs, on paper: local passes and rounds, against gathering the row."""
-    rows = []
-    for n, ranks in ((10**9, 8), (10**9, 64), (10**10, 64), (10**12, 4096)):
-        split = PASSES * 4 * n / ranks / MEMORY + ROUNDS * 2 * math.log2(ranks) * LATENCY
-        gather = 4 * n * (ranks - 1) / ranks / BANDWIDTH + PASSES * 4 * n / MEMORY
-        rows += [Row("model", f"in parts, n = 10^{round(math.log10(n))}", ranks, split)]
-        rows += [Row("model", f"gathered, n = 10^{round(math.log10(n))}", ranks, gather)]
-    return rows
+def in_parts(machine: Machine, n: float, ranks: int) -> tuple[float, float]:
+    """Return the seconds of a call on parts, and how many of them are messages, by the model."""
+    messages = ROUNDS * 2 * math.log2(ranks) * machine.latency
+    return PASSES * 4 * n / ranks / machine.memory + messages, messages
+
+
+def by_gathering(machine: Machine, n: float, ranks: int) -> float:
+    """Return the seconds of gathering the row and choosing from it; inf if it does not fit."""
+    if 4 * n > machine.room:
+        return math.inf
+    return 4 * n * (ranks - 1) / ranks / machine.bandwidth + PASSES * 4 * n / machine.memory
+
+
+def model_table() -> str:
+    """Return the table of the model."""
+    lines = []
+    for machine, cases in CASES.items():
+        for n, ranks in cases:
+            whole, messages = in_parts(machine, n, ranks)
+            gathered = by_gathering(machine, n, ranks)
+            said = "does not fit" if math.isinf(gathered) else seconds(gathered)
+            parts = f"{seconds(whole)} ({seconds(messages)})"
+            lines.append([machine.name, f"10^{round(math.log10(n))}", str(ranks), parts, said])
+    assumed = "; ".join(
+        f"{m.name}: {1e6 * m.latency:g} µs a hop, {m.bandwidth / 1e9:g} GB/s a link, {m.memory / 1e9:g} GB/s of "
+        f"memory, {m.room / 1e9:g} GB for the row"
+        for m in CASES
+    )
+    return (
+        f"A model, **not measured**. {assumed}.\n"
+        f"{ROUNDS} rounds of 2·log2(ranks) hops, {PASSES} passes over the part.\n\n"
+        + markdown_table(["", "n", "ranks", "in parts (messages)", "all-gather + top-k"], lines)
+        + "\n"
+    )
+
+
+def seconds(value: float) -> str:
+    """Return a time with two digits or three."""
+    number, unit = (value, "s") if value >= 1 else (1e3 * value, "ms")
+    return f"{number:.0f} {unit}" if number >= 100 else f"{number:.2g} {unit}"
+
+
+@styled
+def figure(rows: list[Row]) -> Figure:
+    """Draw the model's curves, and the measured points of two ranks beside them."""
+    drawn, (axes,) = panels(1, 2, 4.6, sharey=True)
+    sizes = [10 ** (i / 4) for i in range(20, 49)]
+    for ax, machine, ranks in ((axes[0], NODE, (2, 64, 512)), (axes[1], GPU, (8, 64, 4096))):
+        for count, colour in zip(ranks, (SKY, BLUE, GREEN), strict=True):
+            ax.plot(
+                sizes, [in_parts(machine, n, count)[0] for n in sizes], color=colour, label=f"{count} ranks, in parts"
+            )
+        gathered = [by_gathering(machine, n, ranks[0]) for n in sizes]
+        ax.plot(sizes, gathered, color=ORANGE, linestyle="--", label="all-gather + top-k")
+        ax.set(xscale="log", yscale="log", xlabel="scores in the row", title=f"Model: {machine.name}")
+        ax.grid(visible=True)
+    for case, colour, marker in (("σ_k, in parts", SKY, "o"), ("σ_k, gathered", ORANGE, "s")):
+        points = [(row.size, row.value) for row in rows if row.part == "time" and row.case == case]
+        axes[0].plot(*zip(*points, strict=True), marker, color=colour, markeredgecolor=INK, label=f"measured: {case}")
+    axes[0].set_ylabel("seconds a call")
+    for ax in axes:
+        ax.legend(loc="upper left", fontsize=9)
+    return drawn
 
 
 def report(rows: list[Row]) -> str:
@@ -117,15 +195,11 @@ def report(rows: list[Row]) -> str:
         [f"{t:g}", *(f"{at['rounds', kind, t]:g} ({at['bytes', kind, t]:,.0f} B)" for kind in kinds)]
         for t in sorted({row.size for row in rows if row.part == "rounds"}, reverse=True)
     ]
-    paper = [[row.case, f"{row.size:g}", f"{1e3 * row.value:.3g} ms"] for row in rows if row.part == "model"]
     return (
         f"Two ranks of one machine, gloo, one thread each, k = n/100; medians of {TURNS} turns.\n\n"
         + markdown_table(["", *(f"n = {n:,.0f}" for n in sizes)], times)
         + "\n\nRounds (and bytes that a rank sends) of one row of n = 40,000, k = 400, against T:\n\n"
         + markdown_table(["T", *kinds], hard)
-        + f"\n\nA model of GPUs, **not measured**: {1e6 * LATENCY:g} µs a hop, {BANDWIDTH / 1e9:g} GB/s a link, "
-        + f"{MEMORY / 1e12:g} TB/s of memory, {ROUNDS} rounds, {PASSES} passes over the part.\n\n"
-        + markdown_table(["", "ranks", "time"], paper)
         + "\n"
     )
 
@@ -138,9 +212,11 @@ def main() -> int:
         sizes, turns = ((1000, 10_000), 2) if args.quick else (SIZES, TURNS)
         mp.spawn(measure, (folder, sizes, turns), nprocs=RANKS)
         _, *lines = csv.reader(Path(folder, "rows.csv").read_text().splitlines())
-    rows = [Row(part, case, float(size), float(value)) for part, case, size, value in lines] + model()
+    rows = [Row(part, case, float(size), float(value)) for part, case, size, value in lines]
     common.write(at.results / "ranks.csv", common.to_csv(rows))
     common.write_table(at.tables / "ranks.md", report(rows))
+    common.write_table(at.tables / "ranks-model.md", model_table())
+    common.write_picture(at.images / "ranks.svg", figure(rows))
     common.show(args, rows, report(rows))
     return 0
 

@@ -14,6 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGES, EXAMPLES = ROOT / "docs" / "recipes", ROOT / "examples"
 NO_RECIPE = {"minilm_sae", "certified_minilm"}  # they need a language model: see docs/sae.md and docs/attention.md
+NO_RECIPE |= {"lightning_ranks", "accelerate_ranks"}  # they start two processes: see docs/distributed.md
 TIMEOUT = 600.0  # seconds, for a machine that is busy with other things
 
 

@@ -21,5 +21,7 @@ def test_rounds_stay_few_and_the_model_is_arithmetic():
     rounds = [row.value for row in rows if row.part == "rounds"]
     assert len(rounds) == 2 * len(ranks.HARDNESS)
     assert max(rounds) <= 16
-    paper = {(row.case, row.size): row.value for row in ranks.model()}
-    assert paper["gathered, n = 10^9", 8] > 20 * paper["in parts, n = 10^9", 8]
+    assert ranks.model_table() == (COMMITTED.tables / "ranks-model.md").read_text(encoding="utf-8")
+    parts, messages = ranks.in_parts(ranks.GPU, 10**9, 8)
+    assert messages < parts < ranks.by_gathering(ranks.GPU, 10**9, 8) / 20
+    assert ranks.by_gathering(ranks.GPU, 10**11, 512) == float("inf")

@@ -10,7 +10,7 @@ DOCUMENTED = {
     "designs": {
         *("Design", "Pivotal", "Systematic", "ConditionalPoisson", "Sampford", "Brewer", "Pareto", "PlackettLuce"),
         *("KHotStraightThrough", "RelaxedKHot", "SampledRows", "Cube", "LocalPivotal", "spatial_order"),
-        "sample_parts",
+        *("sample_file", "sample_parts"),
     },
     "estimators": {
         *("straight_through_sample", "simple", "relaxed", "xie_ermon", "stochastic_times_smooth"),

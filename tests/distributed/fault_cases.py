@@ -42,7 +42,7 @@ def killed_before():
 
 def killed_between_rounds():
     if is_victim():
-        whole, calls = Over.tail_sums, []
+        whole, calls = Over.sums_at, []
 
         def second_time(self, *arguments):
             calls.append(1)
@@ -50,7 +50,7 @@ def killed_between_rounds():
                 os.kill(os.getpid(), signal.SIGKILL)
             return whole(self, *arguments)
 
-        Over.tail_sums = second_time
+        Over.sums_at = second_time
         khot.sigmoid_topk(part(), 3, group=dist.group.WORLD)
     survivor(lambda: khot.sigmoid_topk(part(), 3, group=dist.group.WORLD))
 
@@ -78,14 +78,14 @@ def sleeps():
 
 def vote_that_is_not_sent():
     """A negative control: one process sees rows done later, and each stops by its own opinion."""
-    whole = Over.tail_sums
+    whole = Over.sums_at
 
     def by_myself(self, *arguments):
         result = whole(self, *arguments)
         self.votes = torch.zeros_like(self.votes) if self.vote is None else self.vote
         return result
 
-    Over.tail_sums = by_myself
+    Over.sums_at = by_myself
     out_of_step_by_one_turn()
 
 

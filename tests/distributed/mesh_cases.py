@@ -104,12 +104,13 @@ def compiled_dtensor():
     mesh = next(meshes())
     results = []
     fn = lambda t: 3 * khot.sigmoid_topk(t, 5)  # noqa: E731
-    for call in (fn, torch.compile(fn, fullgraph=True, backend="aot_eager")):
+    for call in (fn, *(torch.compile(fn, fullgraph=True, backend=backend) for backend in ("aot_eager", "inductor"))):
         t = distribute_tensor(random(4, 32), mesh, [Shard(1)]).requires_grad_()
         y = call(t)
         results.append([y.full_tensor(), torch.autograd.grad(y.square().sum(), t)[0].full_tensor()])
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+    for a, *others in zip(*results, strict=True):
+        for b in others:
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
 
 
 def errors():

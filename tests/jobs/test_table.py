@@ -1,12 +1,15 @@
 """Tables from files: what is read, and what is done to it."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
 from select_tables import rewritten, write_table
 
-from khot.jobs.select import TableError, read_table
+from khot.jobs.select import Reading, TableError, read_table
 
 pytestmark = pytest.mark.slow
 
@@ -46,6 +49,56 @@ def test_a_parquet_file(tmp_path):
     assert found.names == ["a", "b", "c=u", "c=v"]
     nan = np.nan
     np.testing.assert_array_equal(found.x[:3], [[1, 1, 1, 0], [nan, 0, 0, 1], [3, nan, 0, 0]])
+
+
+def test_a_sample_of_a_large_parquet_file(tmp_path):
+    rng, path = np.random.default_rng(0), tmp_path / "large.parquet"
+    pl.DataFrame({"a": np.arange(5000.0) + 0.5, "row": rng.random(5000)}).write_parquet(path, row_group_size=700)
+    found = read_table(path, None, (), Reading(rows=1000, seed=3))
+    a = found.x[:, 0]
+    assert len(np.unique(a)) == len(a) == 1000, "without replacement"
+    assert set(a) <= set(np.arange(5000.0) + 0.5)
+    assert found.notes == [
+        "A uniform sample of 1,000 of the 5,000 rows was read, without replacement, with the seed 3 (--rows)."
+    ]
+    again, other = (read_table(path, None, (), Reading(rows=1000, seed=seed)).x[:, 0] for seed in (3, 4))
+    assert np.array_equal(again, a)
+    assert not np.array_equal(other, a)
+    # Of 40 samples of half the rows each row is in 20 ± 3.2: the mean square tells a uniform sample from another.
+    small = tmp_path / "small.parquet"
+    pl.DataFrame({"a": np.arange(100.0) + 0.5}).write_parquet(small)
+    counts = np.zeros(100)
+    for seed in range(40):
+        counts[read_table(small, None, (), Reading(rows=50, seed=seed)).x[:, 0].astype(int)] += 1
+    assert 6 < ((counts - 20) ** 2).mean() < 14
+    assert read_table(small, None, (), Reading(rows=100)).notes == []
+
+
+PEAK = r"""
+import re, sys
+from pathlib import Path
+from khot.jobs.select import Reading, read_table
+rows = int(sys.argv[2])
+def peak():
+    return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+before = peak()
+print(*read_table(Path(sys.argv[1]), None, (), Reading(rows=rows)).x.shape, peak() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_parquet_file_is_not_held_in_memory(tmp_path):
+    """320 MB of numbers: a sample takes less than half of that, and the whole table more (the control)."""
+    rng, path = np.random.default_rng(0), tmp_path / "large.parquet"
+    pl.DataFrame({f"x{i}": rng.random(2_000_000) for i in range(20)}).write_parquet(path, row_group_size=100_000)
+    peaks = []
+    for rows in (10_000, 2_000_000):
+        command = [sys.executable, "-c", PEAK, str(path), str(rows)]
+        said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
+        *shape, peak = (int(word) for word in said.split())
+        assert shape == [rows, 20]
+        peaks.append(peak / 1024)
+    assert peaks[0] < 160 < 320 < peaks[1], peaks
 
 
 def test_an_npz_file(tmp_path):

@@ -55,7 +55,7 @@ class Swapped(Pivotal):
     """The duel's odds the wrong way round."""
 
     def _draw(self, draws: int, seed: Tensor) -> Tensor:
-        uniforms = 1 - noise.uniform(seed, 0, draws * pivotal.coins(len(self.probs))).view(draws, -1)
+        uniforms = 1 - noise.uniform(seed, 0, draws * sum(pivotal.sizes(len(self.probs))[1:])).view(draws, -1)
         levels, root = pivotal.plan(self.probs)
         value = (root >= 0.5).expand(draws)[:, None]
         end = uniforms.shape[-1]

@@ -6,7 +6,7 @@ by a bit; that message also brings the sums at the final point, which `threshold
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -15,11 +15,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import _torch
-from . import cdfs, kth, threshold
+from . import cdfs, kth, subsets, threshold
 from .cdfs import Cdf, row_sum
-from .threshold import WIDE, Point, Rows, Survey
+from .threshold import Point, Rows, Survey
 
 MOST_STEPS = 200  # evaluations of one call; rows near the k-th score need about 10
+WIDE = 100.0  # as `threshold.WIDE`, but less, because a round is dear: so σ_k takes at most 16
 DIGIT, ROUNDS = 8, 4  # radix select: bits a round, and rounds for a start
 
 
@@ -51,14 +52,22 @@ def messages() -> Iterator[list[Message]]:
         _logs.remove(log)
 
 
+class Passes(NamedTuple):
+    """What goes over a whole part of each row, and may have a kernel."""
+
+    sums_at: Callable[[Cdf, Rows, Point], Tensor] = threshold.sums_at
+    value_at: Callable[[Cdf, Rows, Point, Tensor], Tensor] = threshold.value_at
+
+
 class Over:
     """The processes that hold the parts of a row, as one or more process groups; the last one varies fastest."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], passes: Passes = Passes()) -> None:  # noqa: B008
+        self.passes = passes
         self.groups = [_torch.process_group(name) for name in names]
         self.vote: Tensor | None = None  # (rows, 1) bool, sent with the next sums: this process is done with the row
         self.votes: Tensor | None = None  # (rows, 1) bool: all processes were
-        self.sums: tuple[Tensor, ...] = ()  # the last result of `tail_sums`
+        self.sums: tuple[Tensor, ...] = ()  # the last result of `sums_at`
 
     @property
     def rank(self) -> int:
@@ -106,12 +115,12 @@ class Over:
         return gathered
 
     # ── what the solver asks (`threshold.Across`) ──────────────────────────────────────────────────────────────────
-    def tail_sums(self, at: cdfs.Tails, k: Tensor, costs: Tensor | None) -> tuple[Tensor, ...]:
-        """Return what `cdfs.tail_sums` does for whole rows, and send the vote along."""
-        parts = cdfs.tail_sums(at, torch.zeros_like(k), costs)
-        is_open = torch.zeros_like(k) if self.vote is None else (~self.vote).to(k.dtype)
-        count, *sums, left = self.sum(torch.cat((*parts, is_open), -1)).split(1, -1)
-        self.votes, self.sums = left == 0, (count - k, *sums)
+    def sums_at(self, cdf: Cdf, rows: Rows, point: Point) -> tuple[Tensor, ...]:
+        """Return what `cdfs.tail_sums` does for whole rows at a point, and send the vote along."""
+        is_open = torch.ones_like(rows.k) if self.vote is None else (~self.vote).to(rows.k.dtype)
+        own = torch.cat((self.passes.sums_at(cdf, rows, point), is_open), -1)
+        count, *sums, left = self.sum(own).split(1, -1)
+        self.votes, self.sums = left == 0, (count - rows.k, *sums)
         return self.sums
 
     def logsumexp(self, *sides: Tensor) -> list[Tensor]:
@@ -120,13 +129,30 @@ class Over:
         return list(self.gather(own).logsumexp(0).split(1, -1))
 
 
+class Joined(subsets.Whole):
+    """What joins the results of parts on several processes."""
+
+    def __init__(self, over: Over) -> None:
+        self.over = over
+
+    def add(self, t: Tensor) -> Tensor:
+        if t.is_complex():
+            return torch.view_as_complex(self.over.sum(torch.view_as_real(t)))
+        return self.over.sum(t)
+
+    def multiply(self, t: Tensor) -> Tensor:
+        return torch.view_as_complex(self.over.gather(torch.view_as_real(t))).prod(0)
+
+    def largest(self, t: Tensor) -> Tensor:
+        return self.over.max(t)
+
+
 # ── the solver on parts ──────────────────────────────────────────────────────────────────────────────────────────────
 def topk(x: Tensor, k: Tensor, temperature: Tensor, mask: Tensor | None, cdf: Cdf, over: Over) -> Tensor:
     """Return this process's part of y, as `threshold.topk`; x (…, m), where m ≥ 0 differs between processes."""
     scores, point, rows = _solve(x, k, temperature, mask, None, cdf, over)
-    z = threshold.margins_at(scores, point, rows.temperature)
-    sums = tuple(torch.where(point.shift.isfinite(), each, 0.0) for each in over.sums)  # the last message had them
-    return threshold.corrected(cdfs.tails_at(cdf, z), sums)[:, : x.shape[-1]].view(x.shape)
+    step = torch.where(point.shift.isfinite(), threshold.correction(over.sums), 0.0)  # the last message had them
+    return over.passes.value_at(cdf, rows._replace(x=scores), point, step)[:, : x.shape[-1]].view(x.shape)
 
 
 def margin(
@@ -140,7 +166,9 @@ def margin(
 def value(cdf: Cdf, z: Tensor, k: Tensor, costs: Tensor | None, over: Over) -> Tensor:
     """Return this process's part of y = F(z), as `threshold.value`."""
     at = cdfs.tails_at(cdf, z)
-    return threshold.corrected(at, over.tail_sums(at, k.unsqueeze(-1), costs))
+    own = torch.cat(cdfs.tail_sums(at, torch.zeros_like(k).unsqueeze(-1), costs), -1)
+    count, *sums = over.sum(own).split(1, -1)
+    return threshold.corrected(at, (count - k.unsqueeze(-1), *sums))
 
 
 def _padded(t: Tensor, rows: int, fill: float) -> Tensor:
@@ -180,20 +208,31 @@ def _survey(rows: Rows, over: Over) -> tuple[Rows, Survey, Tensor, Tensor]:
     A row whose k or T is not the same on all processes gets T = NaN, and with it no solution on any of them.
     """
     x, k, costs = rows.x, rows.k, rows.costs
-    finite, infinite = x.isfinite(), x == torch.inf
-    inner = torch.where(finite, x, 0.0).to(k.dtype)
     size, heat = k.nan_to_num(-1.0), rows.temperature.nan_to_num(-1.0)
     weigh = threshold._weigh
-    sums = torch.cat((weigh(infinite, costs), weigh(finite, costs), weigh(x.isnan(), None), weigh(finite, None),
-                      row_sum(inner), row_sum(inner.square())), -1)  # fmt: skip
-    least, most = (torch.where(finite, x, s * torch.inf).to(k.dtype) for s in (1.0, -1.0))
-    ends = torch.cat((-least.amin(-1, keepdim=True), most.amax(-1, keepdim=True), size, -size, heat, -heat), -1)
+    low, high = x.amin(-1, keepdim=True).to(k.dtype), x.amax(-1, keepdim=True).to(k.dtype)
+    if costs is None and bool((low.isfinite() & high.isfinite()).all()):
+        none, each = torch.zeros_like(k), torch.full_like(k, x.shape[-1])
+        middle = (low / 2 + high / 2).to(x.dtype)
+        apart, middle = x - middle, middle.to(k.dtype)  # an offset would leave no digits of the deviation
+        first, square = row_sum(apart), torch.linalg.vector_norm(apart, dim=-1, keepdim=True).to(k.dtype).square()
+        moments = first + each * middle, square + middle * (2 * first + each * middle)
+        sums = torch.cat((none, each, none, each, *moments), -1)
+    else:
+        finite = x.isfinite()
+        inner = torch.where(finite, x, 0.0).to(k.dtype)
+        sums = torch.cat((weigh(x == torch.inf, costs), weigh(finite, costs), weigh(x.isnan(), None),
+                          weigh(finite, None), row_sum(inner), row_sum(inner.square())), -1)  # fmt: skip
+        low, high = (torch.where(finite, x, s * torch.inf).to(k.dtype) for s in (1.0, -1.0))
+        low, high = low.amin(-1, keepdim=True), high.amax(-1, keepdim=True)
+    ends = torch.cat((-low, high, size, -size, heat, -heat), -1)
     sums, ends = over.reduce((sums, dist.ReduceOp.SUM), (ends, dist.ReduceOp.MAX))
     forced, free, lost, number, first, second = sums.split(1, -1)
     low, high, most_k, least_k, most_heat, least_heat = ends.split(1, -1)
     agrees = (most_k == -least_k) & (most_heat == -least_heat)
     tied = forced > k  # too many +inf: they share k, as equal scores do
-    x = torch.where(tied & ~x.isnan(), torch.where(infinite, 0.0, -torch.inf).to(x.dtype), x)
+    if bool(tied.any()):
+        x = torch.where(tied & ~x.isnan(), torch.where(x == torch.inf, 0.0, -torch.inf).to(x.dtype), x)
     free = torch.where(lost > 0, torch.nan, torch.where(tied, forced, free))
     survey = Survey(torch.where(tied, 0.0, -low), torch.where(tied, 0.0, high), free, torch.where(tied, 0.0, forced))
     mean = torch.where(tied, 0.0, first / number)
@@ -272,6 +311,9 @@ def radix(keys: Tensor, bits: int, weights: Tensor, k: Tensor, rounds: int, over
         place = ((at_least >= k).sum(-1, keepdim=True) - 1).clamp(min=0)
         prefix, inside = base.expand(len(k), -1).gather(-1, place), hist.gather(-1, place)
         above = at_least.gather(-1, place) - inside
+        if len(k) == 1:  # what is outside the bucket counts no more
+            is_in = (keys >> shift == prefix)[0]
+            keys, weights = keys[:, is_in], weights[:, is_in]
     return Found(prefix << (bits - DIGIT * rounds), above, inside, edges, counts)
 
 

@@ -74,18 +74,23 @@ def solve(p: Tensor, k: Tensor, margins: Margins) -> Tensor:
 
 
 def _solve(p: Tensor, k: Tensor, margins: Margins) -> Tensor:
-    """Solve (rows, n), each row until it is done."""
+    return solve_parts(p, k, lambda theta, k: tilt(theta, k, margins)[0], p.shape[-1], subsets.HERE)
+
+
+def solve_parts(p: Tensor, k: Tensor, tilted: Margins, n: int, whole: subsets.Whole) -> Tensor:
+    """Solve for a part (rows, m) of each row of n items, each row until it is done; `tilted(θ, k)` returns z."""
     goal = torch.logit(p)
     theta, left = goal.clone(), torch.arange(len(p), device=p.device)
     last, is_newton = torch.full_like(k, torch.inf), torch.zeros_like(k, dtype=torch.bool)
     for _ in range(STEPS):
-        z, _ = tilt(theta[left], k[left], margins)
-        at = subsets.counts(z, k[left])
+        z = tilted(theta[left], k[left])
+        at = subsets.counts(z, k[left], n, whole)
         less, same = subsets.without(at)
         lack = torch.where(goal[left].isfinite(), goal[left] - z - (less / same).log(), 0.0)
         spread = subsets.spread(at, less, same)
-        lack = lack - (spread * lack).sum(-1, keepdim=True) / spread.sum(-1, keepdim=True).clamp(min=1e-300)
-        error = lack.abs().amax(-1)
+        pulled, mass = (whole.add(t.sum(-1, keepdim=True)) for t in (spread * lack, spread))
+        lack = lack - pulled / mass.clamp(min=1e-300)
+        error = whole.largest(lack.abs().amax(-1))
         is_rounding = is_newton & (error > last / 2) & (error < 1e-9)
         goes_on = ((error > torch.where(is_newton, TOLERANCE / 10, TOLERANCE)) & ~is_rounding).nonzero()[:, 0]
         is_near = (error <= TOLERANCE) & ~is_newton  # by a step that contracts: one more costs nothing
@@ -96,48 +101,52 @@ def _solve(p: Tensor, k: Tensor, margins: Margins) -> Tensor:
         left, last, z, lack, spread = (t[goes_on] for t in (left, error, z, lack, spread))
         if is_newton.any():
             hard = subsets.Counts(*(t[is_newton] for t in at))
-            lack[is_newton] = covariance_solve(hard, (spread * lack)[is_newton])
+            lack[is_newton] = covariance_solve(hard, (spread * lack)[is_newton], whole)
         theta[left] = torch.where(goal[left].isfinite(), z + lack, goal[left])
-    return torch.where(goal.isfinite(), tilt(theta, k, margins)[0], goal)
+    return torch.where(goal.isfinite(), tilted(theta, k), goal)
 
 
-def covariance_solve(counts: subsets.Counts, r: Tensor) -> Tensor:
+def covariance_solve(counts: subsets.Counts, r: Tensor, whole: subsets.Whole = subsets.HERE) -> Tensor:
     """Return the v with Cov(x) v = r and Σv = 0, by conjugate gradients; items that are certain have v = 0.
 
     Cov is singular along 1, so the residuals are kept at a sum of 0; a row stops once it is solved to rounding. Items
     that are certain but for 1e-12 are solved alone: what joins them to others is below the rounding of Cov v.
     """
+
+    def total(t: Tensor) -> Tensor:
+        return whole.add(t.sum(-1, keepdim=True))
+
     less, same = subsets.without(counts)
     spread = subsets.spread(counts, less, same)
     is_open = spread > NEARLY_CERTAIN
     scale = torch.where(spread > 0, 1 / torch.where(spread > 0, spread, 1.0), 0.0)
     alone = torch.where(is_open, 0.0, scale * r)
     share = torch.where(is_open, spread, 0.0)
-    share = share / share.sum(-1, keepdim=True).clamp(min=1e-300)
+    share = share / total(share).clamp(min=1e-300)
 
     def balanced(t: Tensor) -> Tensor:
         t = torch.where(is_open, t, 0.0)
-        return t - share * t.sum(-1, keepdim=True)
+        return t - share * total(t)
 
     r, v = balanced(r), torch.zeros_like(r)
     direction = scale * r  # r is 0 where it is not open
-    power = start = (r * direction).sum(-1, keepdim=True)
+    power = start = total(r * direction)
     is_live = power > 0
     for _ in range(INNER_STEPS):
         if not is_live.any():
             break
-        image = subsets.covariance_product(counts, direction)
-        curvature = (direction * image).sum(-1, keepdim=True)
+        image = subsets.covariance_product(counts, direction, whole)
+        curvature = total(direction * image)
         is_live = is_live & (curvature > 0)
         size = torch.where(is_live, power / torch.where(is_live, curvature, 1.0), 0.0)
         v = v + size * direction
         r = balanced(r - size * image)
         y = scale * r
-        next_power = (r * y).sum(-1, keepdim=True)
+        next_power = total(r * y)
         is_live = is_live & (next_power > 1e-29 * start)
         ratio = torch.where(is_live, next_power / torch.where(is_live, power, 1.0), 0.0)
         direction, power = y + ratio * direction, next_power
-    return torch.where(is_open, v - v.sum(-1, keepdim=True) / is_open.sum(-1, keepdim=True).clamp(min=1), alone)
+    return torch.where(is_open, v - total(v) / total(is_open.to(v.dtype)).clamp(min=1), alone)
 
 
 def draw(z: Tensor, k: Tensor, seed: Tensor, draws: int, uniform: Uniform) -> Tensor:
@@ -198,13 +207,17 @@ def build_tree(p: Tensor, most: int) -> list[Node]:
     """Return the levels from the leaves (…, n), filled up to a power of two, to the root, for counts up to `most`."""
     n = p.shape[-1]
     p = pad(p, (0, (1 << max(n - 1, 0).bit_length()) - n))
-    levels = [Node(torch.stack((1 - p, p), -1), (p == 1).long(), (p > 0).long())]
+    return grow([Node(torch.stack((1 - p, p), -1), (p == 1).long(), (p > 0).long())], most)
+
+
+def grow(levels: list[Node], most: int) -> list[Node]:
+    """Add the levels up to the root to one of 2^m nodes, for counts up to `most`."""
     while levels[-1].mass.shape[-2] > 1:
         below = levels[-1]
         left, right = below.mass.unflatten(-2, (-1, 2)).unbind(-2)
         least, greatest = (bound.unflatten(-1, (-1, 2)).sum(-1) for bound in (below.least, below.most))
         mass = _convolved(left, right)[..., : most + 1]
-        place = torch.arange(mass.shape[-1], device=p.device)
+        place = torch.arange(mass.shape[-1], device=mass.device)
         is_possible = (place >= least[..., None]) & (place <= greatest[..., None])  # which an FFT does not know
         levels.append(Node(torch.where(is_possible, mass.clamp(min=0), 0.0), least, greatest))
     return levels

@@ -9,6 +9,7 @@ from torch import Tensor
 Uniform = Callable[[Tensor, int, int], Tensor]
 UNIT = 2.0**-53
 GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+STEP = GOLDEN - 2**64  # the same 64 bits, signed
 
 
 def seed(generator: torch.Generator | None, device: torch.device) -> Tensor:
@@ -19,7 +20,7 @@ def seed(generator: torch.Generator | None, device: torch.device) -> Tensor:
 
 def bits(key: Tensor, count: int) -> Tensor:
     """Return `count` words of 64 bits for each key, by SplitMix64; (…) int64 → (…, count) int64."""
-    return mixed(key[..., None] + torch.arange(1, count + 1, device=key.device) * _signed(GOLDEN))
+    return mixed(key[..., None] + torch.arange(1, count + 1, device=key.device) * STEP)
 
 
 def mixed(word: Tensor) -> Tensor:

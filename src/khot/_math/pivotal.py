@@ -74,13 +74,37 @@ def grouped(tree: Strata, order: Tensor) -> Tensor:
     return result
 
 
-def coins(n: int) -> int:
-    """Count the coins that a tree of n leaves takes: one for each node, those with one child included."""
-    count = 0
-    while n > 1:
-        n = (n + 1) // 2
-        count += n
-    return count
+def sizes(n: int) -> list[int]:
+    """Return how many nodes each level of the tree has, from the leaves to the root."""
+    sizes = [n]
+    while sizes[-1] > 1:
+        sizes.append((sizes[-1] + 1) // 2)
+    return sizes
+
+
+class Coins:
+    """The coins of each row (draws · rows), by their place in the tree; as `draw` throws them."""
+
+    def __init__(self, seed: Tensor, draws: int, rows: int, n: int, is_paired: bool) -> None:
+        self.keys = noise.stream_key(noise.row_keys(seed, draws, rows, is_paired), 2)
+        self.opposite = noise.is_second(draws, rows, seed.device)[:, None] if is_paired else None
+        self.starts = [0]
+        for size in sizes(n)[1:]:
+            self.starts.append(self.starts[-1] + size)
+
+    def at(self, index: Tensor) -> Tensor:
+        """Return the uniforms at places (m,) of the sequence; (draws · rows, m)."""
+        words = noise.mixed(self.keys[:, None] + (index + 1) * noise.STEP)
+        u = noise.unit(words)
+        return u if self.opposite is None else torch.where(self.opposite, (1 - noise.UNIT) - u, u)
+
+    def of(self, level: int, nodes: Tensor) -> Tensor:
+        """Return the coins of nodes (m,) of a level ≥ 1."""
+        return self.at(self.starts[level - 1] + nodes)
+
+    def last(self) -> Tensor:
+        """Return the coin for a size that is not an integer; (draws · rows)."""
+        return self.at(torch.tensor([self.starts[-1]], device=self.keys.device))[:, 0]
 
 
 def sample(p: Tensor, root: Tensor, uniforms: Tensor) -> Tensor:
@@ -115,7 +139,7 @@ def draw(
         order = order.expand(rows, n).repeat(draws, 1)
     if order is not None:
         leaves = leaves.gather(-1, order)
-    uniforms = noise.unit(noise.bits(noise.stream_key(keys, 2), coins(n) + 1))
+    uniforms = noise.unit(noise.bits(noise.stream_key(keys, 2), sum(sizes(n)[1:]) + 1))
     if is_paired:
         opposite = (1 - noise.UNIT) - uniforms
         uniforms = torch.where(noise.is_second(draws, rows, p.device)[:, None], opposite, uniforms)

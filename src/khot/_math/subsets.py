@@ -27,10 +27,32 @@ class Counts(NamedTuple):
     weight: Tensor  # (…, T) complex, Φ(ω) e^{−iωk} times the factor of the inversion; Σ Re = P(S = k)
 
 
-def counts(z: Tensor, k: Tensor) -> Counts:
-    """Return the characteristic function of Σ Bernoulli(σ(z)), for the count k; z (…, n) float64, k (…) integers."""
-    n, p = z.shape[-1], z.sigmoid()
-    variance = (p * torch.sigmoid(-z)).sum(-1).detach()
+class Whole:
+    """What joins the results of the parts of a row: nothing, if a row is in one part."""
+
+    def add(self, t: Tensor) -> Tensor:
+        """Return the sum over all parts, real or complex."""
+        return t
+
+    def multiply(self, t: Tensor) -> Tensor:
+        """Return the product over all parts, complex."""
+        return t
+
+    def largest(self, t: Tensor) -> Tensor:
+        """Return the maximum over all parts."""
+        return t
+
+
+HERE = Whole()
+
+
+def counts(z: Tensor, k: Tensor, n: int | None = None, whole: Whole = HERE) -> Counts:
+    """Return the characteristic function of Σ Bernoulli(σ(z)), for the count k; z (…, n) float64, k (…) integers.
+
+    If z holds a part of each row, n is the length of the whole.
+    """
+    n, p = z.shape[-1] if n is None else n, z.sigmoid()
+    variance = whole.add((p * torch.sigmoid(-z)).sum(-1).detach())
     length = (14 + (196 + 84 * variance).sqrt()).ceil().clamp(max=n + 1)
     length = length + (length + 1) % 2  # odd: no factor vanishes at p = ½, ω = π
     place = torch.arange(min(MOST, (n + 2) // 2 + 1), device=z.device)
@@ -43,7 +65,7 @@ def counts(z: Tensor, k: Tensor) -> Counts:
     value = torch.ones_like(step)
     for part in _parts(p, step):
         value = value * _product(_factors(p[..., part], step))
-    return Counts(p, step, value * torch.polar(scale, phase))
+    return Counts(p, step, whole.multiply(value) * torch.polar(scale, phase))
 
 
 def log_size(c: Counts) -> Tensor:
@@ -74,14 +96,17 @@ def spread(c: Counts, less: Tensor, same: Tensor) -> Tensor:
     return c.p * less * (1 - c.p) * same
 
 
-def covariance_product(c: Counts, v: Tensor) -> Tensor:
+def covariance_product(c: Counts, v: Tensor, whole: Whole = HERE) -> Tensor:
     """Return Cov(x | S = k) v; (…, n). With u_i = p_i e^{iω}/φ_i, E[x_i x_j] = Σ weight u_i u_j off the diagonal."""
     total = c.weight.real.sum(-1, keepdim=True)
-    centre = (v * c.p * (1 - c.p)).sum(-1, keepdim=True) / (c.p * (1 - c.p)).sum(-1, keepdim=True).clamp(min=1e-300)
+    share = c.p * (1 - c.p)
+    pulled, mass = (whole.add(t.sum(-1, keepdim=True)) for t in (v * share, share))
+    centre = pulled / mass.clamp(min=1e-300)
     v = v - centre  # a constant has no covariance with a fixed size, and would only cancel
     pull = torch.zeros_like(c.step)
     for part in _parts(c.p, c.step):
         pull = pull + (v[..., None, part] * _chosen(c, part)).sum(-1)
+    pull = whole.add(pull)
     mean = (c.weight * pull).real.sum(-1, keepdim=True) / total
     result = []
     for part in _parts(c.p, c.step):

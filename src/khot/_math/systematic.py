@@ -28,14 +28,23 @@ def quantised(p: Tensor, k: Tensor) -> Tensor:
     w = (p * one).round().to(torch.int64)
     left = (k * one).round().to(torch.int64) - w.sum(-1)
     lack = left[..., None].to(torch.float64)
-    measure = (p * (1 - p)).cumsum(-1)
-    room = torch.where(lack > 0, 1 - p, p).masked_fill((w == 0) | (w == one), 0).cumsum(-1)
-    measure = torch.where(lack.abs() <= measure[..., -1:] * one, measure, room)
-    total = measure[..., -1:]
+    spread, above, below = measures(p, w, one).cumsum(-1)
+    measure = torch.where(lack.abs() <= spread[..., -1:] * one, spread, torch.where(lack > 0, above, below))
+    share = shares(measure, measure[..., -1:], lack)
+    return w + share.diff(prepend=torch.zeros_like(share[..., :1]))
+
+
+def measures(p: Tensor, w: Tensor, one: int) -> Tensor:
+    """Return what the rest may be in proportion to: p(1 − p), the room above and the room below; (3, …, n)."""
+    is_open = (w != 0) & (w != one)
+    return torch.stack((p * (1 - p), (1 - p) * is_open, p * is_open))
+
+
+def shares(measure: Tensor, total: Tensor, lack: Tensor) -> Tensor:
+    """Return how much of `lack` the items up to each one have; (…, n) int64."""
     share = (measure * (lack / torch.where(total > 0, total, 1.0))).floor()
     share = share.clamp(lack.clamp(max=0), lack.clamp(min=0))
-    share = torch.where(measure >= total, lack, share).to(torch.int64)
-    return w + share.diff(prepend=torch.zeros_like(share[..., :1]))
+    return torch.where(measure >= total, lack, share).to(torch.int64)
 
 
 def draw(p: Tensor, k: Tensor, seed: Tensor, draws: int, is_paired: bool) -> Tensor:

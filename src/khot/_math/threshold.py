@@ -103,10 +103,31 @@ def value(cdf: Cdf, z: Tensor, k: Tensor, costs: Tensor | None) -> Tensor:
 
 def corrected(tails: cdfs.Tails, sums: tuple[Tensor, ...]) -> Tensor:
     """Return y (…, n) from both sides of F and their sums over the whole row."""
-    z, (excess, lower, upper, lower_slope, upper_slope) = tails.tail, sums
-    missing, total = upper - lower - excess, lower_slope + upper_slope
-    step = torch.where(total > 0, missing / total, 0.0).to(z.dtype)
-    return (tails.above - tails.tail).abs().add_(tails.density.mul(step)).clamp(0, 1)
+    return _moved(tails, correction(sums))
+
+
+def _moved(tails: cdfs.Tails, step: Tensor) -> Tensor:
+    """Return F(z) + step·F′(z), within [0, 1]."""
+    shift = tails.density.mul(step.to(tails.tail.dtype))
+    return (tails.above - tails.tail).abs().add_(shift).clamp(0, 1)
+
+
+def correction(sums: tuple[Tensor, ...]) -> Tensor:
+    """Return the step in z, (…, 1), that makes up for what rounding took from Σ c·y = k."""
+    excess, lower, upper, lower_slope, upper_slope = sums
+    total = lower_slope + upper_slope
+    return torch.where(total > 0, (upper - lower - excess) / total, 0.0)
+
+
+def sums_at(cdf: Cdf, rows: "Rows", point: "Point") -> Tensor:
+    """Return the sums of `cdfs.tail_sums` at a point, with N instead of N − k; (rows, 5)."""
+    z = _margin_at(rows.x, point, rows.temperature, torch.empty_like(rows.x))
+    return torch.cat(cdfs.tail_sums(cdfs.tails_at(cdf, z), torch.zeros_like(rows.k), rows.costs), -1)
+
+
+def value_at(cdf: Cdf, rows: "Rows", point: "Point", step: Tensor) -> Tensor:
+    """Return y = F(z) + step·F′(z) within [0, 1] at a threshold, which may be infinite; (rows, n)."""
+    return _moved(cdfs.tails_at(cdf, margins_at(rows.x, point, rows.temperature)), step)
 
 
 def smooth_value(cdf: Cdf, z: Tensor, k: Tensor, costs: Tensor | None) -> Tensor:
@@ -145,8 +166,10 @@ class Survey(NamedTuple):
 class Across(Protocol):
     """How sums go over a row of which each process holds a part."""
 
-    def tail_sums(self, at: cdfs.Tails, k: Tensor, costs: Tensor | None) -> tuple[Tensor, ...]:
-        """Return what `cdfs.tail_sums` does, for the whole row."""
+    votes: Tensor | None  # (rows, 1) bool, since the last sums: rows that are done, of which nothing else is asked
+
+    def sums_at(self, cdf: Cdf, rows: Rows, point: Point) -> tuple[Tensor, ...]:
+        """Return what `cdfs.tail_sums` does at a point, for the whole row."""
 
     def logsumexp(self, *sides: Tensor) -> list[Tensor]:
         """Return log Σ e^t of the whole row for each tensor (rows, n); (rows, 1)."""
@@ -179,9 +202,12 @@ def _evaluate(
 ) -> Residual:
     """Compare the two sums at a point; `out` is overwritten. The sums go over the parts of rows that are `across`."""
     info, k = torch.finfo(rows.x.dtype), rows.k
-    z = _margin_at(rows.x, point, rows.temperature, out)
-    tail_sums = cdfs.tail_sums if across is None else across.tail_sums
-    excess, lower, upper, lower_slope, upper_slope = tail_sums(cdfs.tails_at(cdf, z), k, rows.costs)
+    sums: tuple[Tensor, ...]
+    if across is None:
+        sums = cdfs.tail_sums(cdfs.tails_at(cdf, _margin_at(rows.x, point, rows.temperature, out)), k, rows.costs)
+    else:
+        sums = across.sums_at(cdf, rows, point)
+    excess, lower, upper, lower_slope, upper_slope = sums
     over, under = excess.clamp(min=0), (-excess).clamp(min=0)
     left, right = lower + over, upper + under
     log_left, log_right = left.log(), right.log()
@@ -189,7 +215,10 @@ def _evaluate(
     if cdf.log_tail is not None and rows.costs is None:
         # Where a sum underflows, F is an exponential to all digits, and its logarithms are summed instead.
         deep_left, deep_right = (side < info.tiny / info.eps for side in (left, right))
+        if across is not None and across.votes is not None:
+            deep_left, deep_right = deep_left & ~across.votes, deep_right & ~across.votes
         if not early_stop or bool((deep_left | deep_right).any()):
+            z = _margin_at(rows.x, point, rows.temperature, out)
             above = z > cdf.center
             log_tail = cdf.log_tail(-z.abs()).to(over.dtype)
             sides = log_tail.masked_fill(above, -torch.inf), log_tail.masked_fill(~above, -torch.inf)

@@ -50,6 +50,9 @@ def select(
     levels: Annotated[
         int, typer.Option(help="Most different strings of which each becomes a feature; more are target-encoded.")
     ] = 20,
+    rows: Annotated[
+        int, typer.Option(help="Of a Parquet file with more rows, a uniform sample of so many is read.")
+    ] = 300_000,
     steps: Annotated[int, typer.Option(help="Largest number of training steps, of each fit.")] = 1000,
     seed: Annotated[int, typer.Option(help="The same seed gives the same choice.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else, to stdout.")] = False,
@@ -82,10 +85,13 @@ def select(
             from ..jobs import select as job
             from ..jobs.select_report import report as make_report
 
+            for option, value in (("--steps", steps), ("--levels", levels), ("--rows", rows)):
+                if value < 1:
+                    raise job.TableError(f"{option} must be ≥ 1; got {value}")
             given = {"separator": separator, "decimal": decimal, "encoding": encoding, "dates": dates}
-            how = job.Reading(**given, missing=tuple(missing) if missing else None, levels=levels)
+            how = job.Reading(**given, missing=tuple(missing) if missing else None, levels=levels, rows=rows, seed=seed)
             source = job.digits() if file is None else job.read_table(file, target, drop or (), how)
-            if file is None and (target is not None or drop or how != job.Reading()):
+            if file is None and (target is not None or drop or how != job.Reading(seed=seed)):
                 raise job.TableError("--target, --drop and how to read need a FILE")
             kind = job.find_task_of(source, task)
             n = len(source.features(kind))
@@ -93,9 +99,6 @@ def select(
                 raise job.TableError(f"-k must satisfy 1 ≤ k ≤ {n} (number of features); got {k}")
             if not 0 <= seed < 2**32:
                 raise job.TableError(f"--seed must satisfy 0 ≤ seed < 2³²; got {seed}")
-            for option, value in (("--steps", steps), ("--levels", levels)):
-                if value < 1:
-                    raise job.TableError(f"{option} must be ≥ 1; got {value}")
             report_path = report or (out / "report.html" if out else None)
             for path in (report_path, out and out / "selection.json", out and out / "features.csv"):
                 if path is not None:

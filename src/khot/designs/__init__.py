@@ -2,6 +2,7 @@
 
 from ._balanced import Cube, LocalPivotal, spatial_order
 from ._design import Design
+from ._file import sample_file
 from ._high_entropy import Brewer, ConditionalPoisson, Pareto, Sampford
 from ._order import PlackettLuce
 from ._pivotal import Pivotal, Systematic
@@ -17,4 +18,4 @@ from ._sample import sample_relaxed_khot as sample_relaxed_khot
 
 __all__ = ["Brewer", "ConditionalPoisson", "Design", "Pareto", "Pivotal", "PlackettLuce", "Sampford", "Systematic"]
 __all__ += ["Cube", "LocalPivotal", "spatial_order"]
-__all__ += ["KHotStraightThrough", "RelaxedKHot", "SampledRows", "sample_parts"]
+__all__ += ["KHotStraightThrough", "RelaxedKHot", "SampledRows", "sample_file", "sample_parts"]

@@ -204,11 +204,16 @@ def _check_sum_is_known(probs: Tensor) -> None:
             raise ValueError(f"`k` must be given if rounding hides which integer `probs` sum to; {got}.")
 
 
+def tolerance_of(dtype: torch.dtype) -> float:
+    """Return how far rounding may move a probability, or a sum in proportion to k."""
+    return {torch.float64: 1e-9, torch.float32: 1e-5}.get(dtype, 1e-3)
+
+
 def _check_probs(probs: Tensor, k: Tensor) -> None:
     """Raise unless all lie in [0, 1] and sum to k, within what their dtype allows."""
     probs = probs.detach()
     least, most = torch.aminmax(probs) if probs.numel() else (probs.new_zeros(()), probs.new_zeros(()))
-    tolerance = {torch.float64: 1e-9, torch.float32: 1e-5}.get(probs.dtype, 1e-3)
+    tolerance = tolerance_of(probs.dtype)
     if not (least >= -tolerance and most <= 1 + tolerance):
         raise ValueError(f"`probs` must lie in [0, 1]; got values from {least.item():g} to {most.item():g}.")
     total = probs.sum(-1, dtype=torch.float64)

@@ -15,6 +15,7 @@ from .._shape import Group
 from ..constraints import capped_simplex
 from ..relaxations import hard_topk, sigmoid_topk, straight_through, threshold
 from ._design import SUM_TOLERANCE, Design, outer
+from ._high_entropy import ConditionalPoisson
 from ._parameters import Parameters, can_read, extremes
 from ._pivotal import Pivotal, Systematic
 
@@ -51,8 +52,8 @@ def sample_khot(
         design: the law; a class of `khot.designs`, or a `functools.partial` of one.
         sample_shape: of independent samples, whose dims come first.
         generator: where the randomness comes from; torch's own if None.
-        group: as for `sigmoid_topk`; the `design` is then `Systematic` or `partial(Pivotal, order="given")`, and the
-            first process of the group gives the seed.
+        group: as for `sigmoid_topk`; the `design` is then `Systematic`, `partial(Pivotal, order="given")` or
+            `ConditionalPoisson`, and the first process of the group gives the seed.
 
     Returns:
         A tensor like `x`, or (*sample_shape, *x.shape), of zeros and ones, k of them, with `E = π` exactly (if the
@@ -97,7 +98,7 @@ def sample_parts(
     """Draw from inclusion probabilities of which each process of a group holds a part.
 
     Args:
-        design: `Systematic`, or `functools.partial(Pivotal, order="given")`.
+        design: `Systematic`, `functools.partial(Pivotal, order="given")` or `ConditionalPoisson`.
         probs: this process's part of each row, (…, m) with any m ≥ 0; whole rows sum to k.
         k: how many in the whole row, the same on all processes; by default the nearest integer to the sum.
         sample_shape, antithetic: as for `Design.sample`.
@@ -105,17 +106,13 @@ def sample_parts(
         group: the process group, or a list of groups, outermost first.
 
     Returns:
-        This process's part of the samples, (*sample_shape, *batch, m): the same bits as `design(probs, k).sample(…)`
-        has on one process, at any number and length of parts.
+        This process's part of the samples, (*sample_shape, *batch, m). `Systematic` and `Pivotal` give the same bits as
+        `design(probs, k).sample(…)` on one process, at any number and length of parts. `ConditionalPoisson` has the
+        same law, and other bits.
     """
     from .. import distributed  # it imports torch.distributed
 
-    kind, options = (design.func, design.keywords) if isinstance(design, partial) else (design, {})
-    if kind is not Systematic and not (kind is Pivotal and options.get("order") == "given"):
-        name = getattr(kind, "__name__", str(kind))
-        why = " in a random order, which would move all items between processes" if kind is Pivotal else ""
-        fix = '`Systematic` or `functools.partial(Pivotal, order="given")`'
-        raise NotImplementedError(f"A row in parts cannot be drawn from by `{name}`{why}; use {fix}.")
+    kind = design if design is ConditionalPoisson else require_in_order(design, "A row in parts")
     _check.floating("probs", probs)
     over = distributed.Over(distributed.names_of(group))
     p = probs.detach().to(_shape.compute_dtype(probs.dtype)).reshape(probs.shape[:-1].numel(), probs.shape[-1])
@@ -127,11 +124,28 @@ def sample_parts(
     draws, parts = torch.Size(sample_shape).numel(), distributed.layout(p.shape[-1], over, p.device)
     if antithetic and draws % 2:
         raise ValueError(f"With `antithetic`, the number of samples must be even; got {draws}.")
-    if kind is Systematic:
+    if kind is ConditionalPoisson:
+        if antithetic or not bool((sizes == sizes.round()).all()):
+            raise ValueError("`ConditionalPoisson` takes integers `k`, and has no antithetic samples.")
+        drawn = distributed.draw_conditional_poisson(p, sizes, seed, draws, parts, over)
+    elif kind is Systematic:
         drawn = distributed.draw_systematic(p, sizes, seed, draws, antithetic, parts, over)
     else:
         drawn = distributed.draw_pivotal(p, sizes == sizes.round(), seed, draws, antithetic, parts, over)
     return drawn.to(probs.dtype).view(*sample_shape, *probs.shape)
+
+
+def require_in_order(design: MakesDesign, what: str) -> type[Pivotal] | type[Systematic]:
+    """Return the class of a design that draws from items as they come; raise for another one."""
+    kind, options = (design.func, design.keywords) if isinstance(design, partial) else (design, {})
+    if kind is Systematic and not options:
+        return Systematic
+    if kind is Pivotal and options == {"order": "given"}:
+        return Pivotal
+    name = getattr(kind, "__name__", str(kind))
+    why = f" with {options}" if options else " in a random order, which would move all items" if kind is Pivotal else ""
+    fix = '`Systematic` or `functools.partial(Pivotal, order="given")`'
+    raise NotImplementedError(f"{what} cannot be drawn from by `{name}`{why}; use {fix}.")
 
 
 def _sample_dtensor(

@@ -16,6 +16,7 @@ from ._relax import of_best_part as of_best_part
 from ._relax import smooth_value as smooth_value
 from ._relax import spread, total
 from ._relax import topk as topk
+from ._samples import draw_conditional_poisson as draw_conditional_poisson
 from ._samples import draw_pivotal as draw_pivotal
 from ._samples import draw_systematic as draw_systematic
 from ._samples import layout as layout

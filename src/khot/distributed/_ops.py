@@ -17,9 +17,11 @@ from .._math import across, cdfs
 from .._math.across import Over
 from .._math.cdfs import Cdf, cdf_by_name, row_sum
 from .._shape import Costs, Mask
+from ..ops import sums_at, value_at
 from ..ops._library import define, like
 
 Groups = list[str]
+KERNELS = across.Passes(sums_at, value_at)
 
 
 # ── sums ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -164,14 +166,16 @@ def _pull(g: Tensor, y: Tensor, temperature: Tensor, cdf: str, groups: Groups) -
 topk = define(
     "topk_across",
     "(Tensor x, Tensor k, Tensor temperature, Tensor? mask, str cdf, str[] groups) -> Tensor",
-    lambda x, k, t, mask, cdf, groups: across.topk(x, k, t, mask, cdf_by_name(cdf), Over(groups)),
+    lambda x, k, t, mask, cdf, groups: across.topk(x, k, t, mask, cdf_by_name(cdf), Over(groups, KERNELS)),
     like,
     _TopK,
 )
 margin = define(
     "margin_across",
     "(Tensor x, Tensor k, Tensor temperature, Tensor? mask, Tensor? costs, str cdf, str[] groups) -> Tensor",
-    lambda x, k, t, mask, costs, cdf, groups: across.margin(x, k, t, mask, costs, cdf_by_name(cdf), Over(groups)),
+    lambda x, k, t, mask, costs, cdf, groups: across.margin(
+        x, k, t, mask, costs, cdf_by_name(cdf), Over(groups, KERNELS)
+    ),
     like,
     _Margin,
 )

@@ -10,8 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._math import noise, pivotal, systematic
+from .._math import across, natural, noise, pivotal, systematic
 from .._math.across import Over
+from .._math.cdfs import SIGMOID
+from ..ops import uniform
 
 
 class Layout(NamedTuple):
@@ -34,14 +36,6 @@ def layout(length: int, over: Over, device: torch.device) -> Layout:
     return Layout(starts[-1], starts, over.rank)
 
 
-def _sizes(n: int) -> list[int]:
-    """Return how many nodes each level of the tree has, from the leaves to the root."""
-    sizes = [n]
-    while sizes[-1] > 1:
-        sizes.append((sizes[-1] + 1) // 2)
-    return sizes
-
-
 def _held(low: int, high: int, sizes: list[int]) -> list[tuple[int, int]]:
     """Return, for each level, the range of nodes whose leaves are all within [low, high)."""
     ranges = []
@@ -61,36 +55,11 @@ def _edges(ranges: list[tuple[int, int]], level: int) -> list[int]:
     return sorted({node for node in (first, end - 1) if not above[0] <= node // 2 < above[1]})
 
 
-class Coins:
-    """The coins of each row (draws · rows), by their place in the tree; as `_math.pivotal.draw` throws them."""
-
-    def __init__(self, seed: Tensor, draws: int, rows: int, n: int, is_paired: bool) -> None:
-        self.keys = noise.stream_key(noise.row_keys(seed, draws, rows, is_paired), 2)
-        self.opposite = noise.is_second(draws, rows, seed.device)[:, None] if is_paired else None
-        self.starts = [0]
-        for size in _sizes(n)[1:]:
-            self.starts.append(self.starts[-1] + size)
-
-    def at(self, index: Tensor) -> Tensor:
-        """Return the uniforms at places (m,) of the sequence; (draws · rows, m)."""
-        words = noise.mixed(self.keys[:, None] + (index + 1) * noise._signed(noise.GOLDEN))
-        u = noise.unit(words)
-        return u if self.opposite is None else torch.where(self.opposite, (1 - noise.UNIT) - u, u)
-
-    def of(self, level: int, nodes: Tensor) -> Tensor:
-        """Return the coins of nodes (m,) of a level ≥ 1."""
-        return self.at(self.starts[level - 1] + nodes)
-
-    def last(self) -> Tensor:
-        """Return the coin for a size that is not an integer; (draws · rows)."""
-        return self.at(torch.tensor([self.starts[-1]], device=self.keys.device))[:, 0]
-
-
 def draw_pivotal(
     p: Tensor, is_integer: Tensor, seed: Tensor, draws: int, is_paired: bool, parts: Layout, over: Over
 ) -> Tensor:
     """Draw this process's part (draws · rows, m) of what `_math.pivotal.draw` draws in the given order; p (rows, m)."""
-    rows, sizes = len(p), _sizes(parts.n)
+    rows, sizes = len(p), pivotal.sizes(parts.n)
     top = len(sizes) - 1
     ranges = _held(*parts.own, sizes)
     # Upwards: the residuals of the nodes that this part holds, and the duels between them.
@@ -121,7 +90,7 @@ def draw_pivotal(
             crown[level + 1][node], left = _duel(below)
             known[level + 1][node] = left[:, 0]
     # Downwards: who goes on, first in the crown and then within the part.
-    coins = Coins(seed, draws, rows, parts.n, is_paired)
+    coins = pivotal.Coins(seed, draws, rows, parts.n, is_paired)
     root = torch.where(is_integer.repeat(draws), 0.5, 1 - coins.last())
     values: list[dict[int, Tensor]] = [{} for _ in sizes]
     values[top][0] = known[top][0].repeat(draws) >= root
@@ -191,8 +160,8 @@ def _quantised(p: Tensor, k: Tensor, one: int, over: Over) -> Tensor:
     w = (p * one).round().to(torch.int64)
     first = (k * one).round().to(torch.int64) - over.sum(w.sum(-1))
     lack = first[..., None].to(torch.float64)
-    room = torch.where(lack > 0, 1 - p, p).masked_fill((w == 0) | (w == one), 0)
-    own = torch.stack((p * (1 - p), room))  # (2, rows, m)
+    spread, above, below = systematic.measures(p, w, one)
+    own = torch.stack((spread, torch.where(lack > 0, above, below)))  # (2, rows, m)
     sums = over.gather(own.sum(-1, keepdim=True))  # (parts, 2, rows, 1)
     before, total = sums[: over.rank].sum(0), sums.sum(0)
     measures = torch.cat((torch.zeros_like(before), own.cumsum(-1)), -1) + before
@@ -206,3 +175,34 @@ def _quantised(p: Tensor, k: Tensor, one: int, over: Over) -> Tensor:
     is_last = (rest <= 0) & (measure >= measure[..., -1:])
     share = torch.where(is_last, lack, share).to(torch.int64)
     return w + share.diff()
+
+
+def draw_conditional_poisson(p: Tensor, k: Tensor, seed: Tensor, draws: int, parts: Layout, over: Over) -> Tensor:
+    """Draw this process's part (draws · rows, m) by the law of `ConditionalPoisson`; p (rows, m), k (rows).
+
+    Given how many each part takes, the parts are independent, and each has the same law with its own number. Every
+    part builds its tree of counts; the roots are gathered as the leaves of a tree that divides k among the parts.
+    """
+    rows, m = p.shape
+    own = torch.nn.functional.pad(p.to(torch.float64), (0, int(m == 0)))  # an item that is never drawn, for none
+    ones = torch.ones_like(k)
+    own = across.topk(torch.logit(own.clamp(0, 1)), k, ones, None, SIGMOID, over)  # sums to k to the last digit
+
+    def tilted(theta: Tensor, k: Tensor) -> Tensor:
+        return across.margin(theta, k, torch.ones_like(k), None, None, SIGMOID, over)
+
+    z = tilted(natural.solve_parts(own, k, tilted, parts.n, across.Joined(over)), k)
+    most = int(k.max())
+    levels = natural.build_tree(z.sigmoid(), most)
+    root = levels[-1]
+    mass = torch.nn.functional.pad(root.mass[:, 0], (0, most + 1 - root.mass.shape[-1]))
+    sent = torch.cat((mass, root.least.to(mass.dtype), root.most.to(mass.dtype)), -1)
+    leaves = over.gather(sent).transpose(0, 1)  # (rows, parts, most + 3)
+    extra = (1 << max(over.size - 1, 0).bit_length()) - over.size
+    leaves = torch.cat((leaves, leaves.new_zeros(rows, extra, most + 3)), 1)
+    leaves[:, over.size :, 0] = 1.0  # parts that do not exist take none
+    crown = natural.grow([natural.Node(leaves[..., :-2], leaves[..., -2].long(), leaves[..., -1].long())], most)
+    shares, _ = natural.sample_tree(crown, k.expand(draws, rows), seed, 0, uniform)
+    mine = over.gather(shares)[0][..., over.rank]  # the first process decides, should two machines round otherwise
+    drawn, _ = natural.sample_tree(levels, mine, noise.stream_key(seed, 1 + over.rank), 0, uniform)
+    return drawn[..., :m].reshape(draws * rows, m).to(p.dtype)

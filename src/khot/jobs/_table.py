@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import random
 import re
 import sys
 from collections.abc import Sequence
@@ -68,11 +69,11 @@ def read_table(path: Path, target: str | None, drop: Sequence[str] = (), how: Re
             f"{path} must end in {', '.join(readers)}, or one of these and .gz; got {path.suffix or 'no ending'}"
         )
     try:
-        data = sys.stdin.buffer.read() if path == STDIN else path.read_bytes()
+        data = sys.stdin.buffer.read() if path == STDIN else path.read_bytes() if not _is_parquet(path) else b""
         data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
         kind = kind or next((kind for magic, kind in MAGIC.items() if data.startswith(magic)), ".csv")
-        columns, image, separator, said = readers[kind](path, data, how)
-        frame = pl.DataFrame([_column(name, values, how) for name, values in columns])
+        raw = readers[kind](path, data, how)
+        frame = pl.DataFrame([_column(name, values, how) for name, values in raw.columns])
     except TableError:
         raise
     except Exception as problem:  # whatever a parser says of a broken file
@@ -86,17 +87,25 @@ def read_table(path: Path, target: str | None, drop: Sequence[str] = (), how: Re
             hint = f"did you mean {' or '.join(map(repr, near))}" if near else f"there are {some(frame.columns)}"
             raise TableError(f"no such column: {name!r}; {hint}")
     frame = frame.drop(drop)
-    texts, more = parsed([column for column in frame if column.dtype == pl.String], how, separator, target)
+    texts, more = parsed([column for column in frame if column.dtype == pl.String], how, raw.separator, target)
     frame = frame.with_columns(texts)
-    said += more
-    notes = [f"Assumed of the file: {'; '.join(said)}."] if said else []
+    said = [*raw.said, *more]
+    notes = [*raw.notes, *([f"Assumed of the file: {'; '.join(said)}."] if said else [])]
     source = "standard input" if path == STDIN else path.name.encode(errors="surrogateescape").decode(errors="replace")
-    return _table(source, frame, target, image, notes, how.levels)
+    return _table(source, frame, target, raw.image, notes, how.levels)
 
 
 Columns = list[tuple[str, Any]]
-Raw = tuple[Columns, Image, str, list[str]]
-"""Columns, the size of an image, the separator, and what was assumed."""
+
+
+class Raw(NamedTuple):
+    """What a file holds, as it is written there."""
+
+    columns: Columns
+    image: Image = None
+    separator: str = ","
+    said: Sequence[str] = ()  # what was assumed
+    notes: Sequence[str] = ()  # what else was done, in sentences
 
 
 def _csv(path: Path, data: bytes, how: Reading) -> Raw:
@@ -113,12 +122,28 @@ def _csv(path: Path, data: bytes, how: Reading) -> Raw:
     if not rows:
         raise TableError(f"{path} has names of columns but no rows")
     names[0] = names[0] or ROW_NUMBERS
-    return _named(path, names, list(zip(*rows, strict=True))), None, separator, said
+    return Raw(_named(path, names, list(zip(*rows, strict=True))), None, separator, said)
+
+
+def _is_parquet(path: Path) -> bool:
+    """Return whether a file is read from where it is: Parquet, not compressed as a whole, with a name for polars."""
+    with path.open("rb") as file:
+        is_plain = path.suffix.lower() in (".parquet", ".pq") and str(path).isprintable()
+        return is_plain and file.read(2) != b"\x1f\x8b"
 
 
 def _parquet(path: Path, data: bytes, how: Reading) -> Raw:
-    frame = pl.read_parquet(io.BytesIO(data))
-    return _named(path, frame.columns, frame.get_columns()), None, ",", []
+    """Read all rows, or a uniform sample of `how.rows` in one pass, which holds a few batches in memory."""
+    table = pl.scan_parquet(io.BytesIO(data) if data else path, glob=False)
+    names, rows, notes = table.collect_schema().names(), table.select(pl.len()).collect().item(), []
+    if rows > how.rows:
+        chosen = pl.Series(random.Random(how.seed).sample(range(rows), how.rows), dtype=pl.get_index_type())
+        place = "row" + max(names, key=len, default="")  # a name that no column has
+        table = table.with_row_index(place).filter(pl.col(place).is_in(chosen.implode())).drop(place)
+        sampled = f"A uniform sample of {how.rows:,} of the {rows:,} rows was read, without replacement"
+        notes.append(f"{sampled}, with the seed {how.seed} (--rows).")
+    frame = table.collect(engine="streaming")
+    return Raw(_named(path, names, frame.get_columns()), notes=notes)
 
 
 def _npz(path: Path, data: bytes, how: Reading) -> Raw:
@@ -142,7 +167,7 @@ def _npz(path: Path, data: bytes, how: Reading) -> Raw:
     if len(names) != x.shape[1]:
         raise TableError(f"{path} must hold {x.shape[1]} names; got {len(names)}")
     others = [(name, array) for name, array in arrays.items() if array.shape == (len(x),)]
-    return _named(path, names, list(x.T)) + others, image, ",", []
+    return Raw(_named(path, names, list(x.T)) + others, image)
 
 
 def _named(path: Path, names: Sequence[str], columns: Sequence[Any]) -> Columns:

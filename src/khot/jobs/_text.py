@@ -35,6 +35,8 @@ class Reading(NamedTuple):
     missing: tuple[str, ...] | None = None  # what stands for a missing value, beside nothing
     dates: str | None = None  # a format, as strftime has it
     levels: int = 20  # largest number of different strings in a column of which each becomes a feature
+    rows: int = 300_000  # of a Parquet file with more rows, a uniform sample of so many is read
+    seed: int = 0  # of that sample
 
 
 AUTOMATIC = Reading()

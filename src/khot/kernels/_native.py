@@ -184,6 +184,24 @@ def statistical(
     return theta
 
 
+def sums_at(x: Tensor, anchor: Tensor, shift: Tensor, temperature: Tensor, cdf: str, path: int = WIDE) -> Tensor:
+    """Return what `_math.threshold.sums_at` does; x (rows, n) with n ≥ 1, the others (rows, 1) float64."""
+    x, sums = x.contiguous(), torch.empty(len(x), 5, dtype=torch.float64, device="cpu")
+    anchor, shift = anchor.contiguous(), shift.contiguous()
+    addresses = (t.data_ptr() for t in (anchor, shift, sums))
+    _call("khot_sums_at", x, 0.0, temperature, None, path, CDFS[cdf], *addresses)
+    return sums
+
+
+def value_at(
+    x: Tensor, anchor: Tensor, shift: Tensor, temperature: Tensor, step: Tensor, cdf: str, path: int = WIDE
+) -> Tensor:
+    """Return what `_math.threshold.value_at` does; shapes are those of `sums_at`."""
+    points = tuple(t.contiguous() for t in (anchor, shift, step))
+    addresses = tuple(t.data_ptr() for t in points)
+    return _solve("khot_value_at", x, 0.0, temperature, None, path, CDFS[cdf], addresses)
+
+
 def pivotal(
     p: Tensor, is_integer: Tensor, seed: Tensor, order: Tensor | None, is_random: bool, draws: int, is_paired: bool
 ) -> Tensor:

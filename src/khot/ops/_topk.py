@@ -285,6 +285,24 @@ def _cpu_pull(g: Tensor, y: Tensor, temperature: PerRow, cdf: Cdf | str) -> Tens
     return _eager_pull(g, y, temperature, cdf)
 
 
+def _has_passes(cdf: Cdf, rows: threshold.Rows) -> bool:
+    return HAS_NATIVE and rows.x.device.type == "cpu" and rows.costs is None and cdf.name in _native.CDFS
+
+
+def sums_at(cdf: Cdf, rows: threshold.Rows, point: threshold.Point) -> Tensor:
+    """Return `_math.threshold.sums_at`, for parts of rows, by a kernel if there is one."""
+    if _has_passes(cdf, rows):
+        return _native.sums_at(rows.x, *point, rows.temperature, cdf.name)
+    return threshold.sums_at(cdf, rows, point)
+
+
+def value_at(cdf: Cdf, rows: threshold.Rows, point: threshold.Point, step: Tensor) -> Tensor:
+    """Return `_math.threshold.value_at`, for parts of rows, by a kernel if there is one."""
+    if _has_passes(cdf, rows):
+        return _native.value_at(rows.x, *point, rows.temperature, step, cdf.name)
+    return threshold.value_at(cdf, rows, point, step)
+
+
 LIBRARY.impl("topk", _cpu_topk, "CPU")
 LIBRARY.impl("margin", _cpu_margin, "CPU")
 LIBRARY.impl("topk_pull", _cpu_pull, "CPU")

@@ -1,8 +1,9 @@
 // Fuzzes the C entry points under the address and undefined-behaviour sanitizers: random sizes, ks, temperatures, masks
 // and bit patterns. A case fails if a row that can be satisfied does not sum to k, if one that cannot is not NaN, or if
-// an entry leaves [0, 1]; if a statistical top-k is not what exceeds its threshold; if a sample is not 0s and 1s of the
-// right number; if a pursuit takes an atom twice or makes the residual larger; if attention drops more than its bound,
-// or bounds more than it may; and if a call that gets no memory does not
+// an entry leaves [0, 1]; if the sums at a point are not those of the values there; if a statistical top-k is not what
+// exceeds its threshold; if a sample is not 0s and 1s of the right number; if a pursuit takes an atom twice or makes the
+// residual larger; if attention drops more than its bound, or bounds more than it may; and if a call that gets no memory
+// does not
 // say so. The sanitizers catch the rest. Usage: fuzz [cases] [seed]
 #include <cmath>
 #include <cstdint>
@@ -133,6 +134,24 @@ template <class T> int fuzz(Rng& rng, long number) {
     const double rank = std::floor(k[(size_t)r]) + 1;
     if (is_exact && std::isfinite(theta[(size_t)r]) && !((double)more < rank && rank <= (double)from))
       return std::printf("case %ld row %ld: %.17g is not of rank %.17g\n", number, (long)r, theta[(size_t)r], rank), 1;
+  }
+  // Sums at a point are those of the values there: Σ F = N + lower − upper.
+  std::vector<T> there(x.size());
+  std::vector<double> anchor((size_t)rows), shift((size_t)rows), none((size_t)rows, 0.0), sums((size_t)(5 * rows));
+  for (int64_t r = 0; r < rows; ++r) {
+    anchor[(size_t)r] = rng() % 20 ? (double)x[(size_t)(r * n)] : any_bits<double>(rng);
+    shift[(size_t)r] = rng() % 20 ? 4 * uniform(rng) - 2 : any_bits<double>(rng);
+  }
+  khot_sums_at(&scores, anchor.data(), shift.data(), sums.data());
+  khot_value_at(&scores, anchor.data(), shift.data(), none.data(), there.data());
+  for (int64_t r = 0; r < rows; ++r) {
+    const double* s = &sums[(size_t)(5 * r)];
+    double sum = 0;
+    for (int64_t i = 0; i < n; ++i) sum += (double)there[(size_t)(r * n + i)];
+    const bool is_any = !std::isfinite((T)shift[(size_t)r]) || std::isnan(sum);
+    if (!is_any && !(std::fabs(s[0] + s[1] - s[2] - sum) <= 1e-6 * ((double)n + 1) && s[3] >= 0 && s[4] >= 0))
+      return std::printf("case %ld row %ld: sums %.17g + %.17g − %.17g at a point, values %.17g\n", number, (long)r, s[0],
+                         s[1], s[2], sum), 1;
   }
   const double limit = sizeof(T) == 4 ? 1e-6 : 1e-9;
   for (int64_t r = 0; r < rows; ++r) {

@@ -84,6 +84,15 @@ KHOT_API void khot_topk(const khot_rows* rows, void* y) KHOT_NOEXCEPT;
 /* z = (x − τ)/T of σ_k; is_left[r] is 1 for a row that is not written, and is left to another method. */
 KHOT_API void khot_sigmoid_margin(const khot_rows* rows, void* z, uint8_t* is_left) KHOT_NOEXCEPT;
 
+/* At the thresholds anchor[r] + T·shift[r], not solved for: the number of scores above the median of F, Σ F below it,
+ * Σ 1 − F above it, and Σ F′ below and above it; rows × 5. Reads no k and no mask. */
+KHOT_API void khot_sums_at(const khot_rows* rows, const double* anchor, const double* shift, double* sums) KHOT_NOEXCEPT;
+
+/* There too: y = F(z) + give[r]·F′(z), within [0, 1], with z = (x − anchor)/T − shift. Infinite scores are 0 or 1, also if
+ * the shift is infinite. */
+KHOT_API void khot_value_at(const khot_rows* rows, const double* anchor, const double* shift, const double* give,
+                            void* y) KHOT_NOEXCEPT;
+
 /* Ones at the k largest, ties by lowest index. Reads no temperature. */
 KHOT_API void khot_hard_topk(const khot_rows* rows, void* out) KHOT_NOEXCEPT;
 
