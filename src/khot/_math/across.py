@@ -145,7 +145,7 @@ def value(cdf: Cdf, z: Tensor, k: Tensor, costs: Tensor | None, over: Over) -> T
 
 def _padded(t: Tensor, rows: int, fill: float) -> Tensor:
     """Return (rows, n) with n ≥ 1: an empty part becomes one entry that counts for nothing."""
-    return t.reshape(rows, -1).contiguous() if t.shape[-1] else t.new_full((rows, 1), fill)
+    return t.reshape(rows, t.shape[-1]).contiguous() if t.shape[-1] else t.new_full((rows, 1), fill)
 
 
 def _solve(
