@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from khot.nn import SparseAutoencoder, SparseAutoencoderConfig, selectors
+from khot.nn import SparseAutoencoder, SparseAutoencoderConfig, SparseAutoencoderMetrics, selectors
 
 warnings.filterwarnings("ignore", message=".*tokens alone")  # of the references, which are one process each
 D, N, TOKENS, STEPS = 6, 22, 40, 3
@@ -87,7 +87,7 @@ def autoencoders_under_ddp():
         for name in ("topk", "batch", "feature"):
             make = partial(model, KINDS[name], selector)
             agree(trained(make(group=dist.group.WORLD), DistributedDataParallel, own), trained(make()))
-    x = data(5).to(torch.float32)
+    x = data(5).float()
     sae, one = (model(KINDS["batch"], group=group).float() for group in (dist.group.WORLD, None))
     wrapped = DistributedDataParallel(sae)
     losses = wrapped(x[own]).loss, one(x).loss
@@ -178,13 +178,7 @@ def autoencoders_under_fsdp():
 
 
 def files_are_those_of_one_process():
-    folder = [None]
-    if dist.get_rank() == 0:
-        import tempfile
-
-        folder = [tempfile.mkdtemp()]
-    dist.broadcast_object_list(folder, 0)
-    root, world = Path(folder[0]), dist.group.WORLD
+    root, world = Path(), dist.group.WORLD
     _, one = trained(model(KINDS["batch"]))
     divided = trained(model(KINDS["batch"], latent_group=world))[1]
     sharded = fully_shard(trained(model(KINDS["batch"]))[1], mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
@@ -200,3 +194,22 @@ def files_are_those_of_one_process():
     (root / "file").touch()
     with pytest.raises(NotADirectoryError, match="file"):  # the first process's error, on all
         divided.save(root / "file" / "below")
+
+
+def metrics_of_parts():
+    x, world, one = data(6), dist.group.WORLD, model(KINDS["batch"]).eval()
+    own = own_tokens(dist.get_rank(), dist.get_world_size())
+    wanted = SparseAutoencoderMetrics()
+    wanted.update(one, x)
+    tokens, latents = (
+        SparseAutoencoderMetrics(group=world),
+        SparseAutoencoderMetrics(latent_group=world),
+    )
+    tokens.update(one, x[own])
+    latents.update(model(KINDS["batch"], latent_group=world).eval(), x)
+    for found in (tokens, latents):
+        result = found.result()
+        for name, value in wanted.result().items():
+            assert result[name] == (pytest.approx(value, abs=1e-12) if isinstance(value, float) else value), name
+    with pytest.raises(ValueError, match="latent_group"):
+        wanted.update(model(KINDS["batch"], latent_group=world).eval(), x)

@@ -51,12 +51,11 @@ def processes(command: str) -> Iterator[tuple[Any, bool]]:
 
     Bad input, on any of them, is one line by the first one, and exit code 2 for all.
     """
-    count, group = int(os.environ.get("WORLD_SIZE", "1")), None
-    if count > 1:
-        dist.init_process_group("gloo")
-        group = dist.group.WORLD
-    is_first = group is None or dist.get_rank() == 0
+    group, is_first = None, os.environ.get("RANK", "0") == "0"
     try:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            dist.init_process_group("gloo")
+            group = dist.group.WORLD
         yield group, is_first
     except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
         if not is_first and (ON_ALL in getattr(error, "__notes__", ()) or isinstance(error, FloatingPointError)):

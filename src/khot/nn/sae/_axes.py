@@ -166,7 +166,7 @@ class Latent(Axis):
         octaves = shares.detach()[order].log2().floor().unique_consecutive(return_counts=True)[1].tolist()
         blocks = []  # in each, no latent has half the budget of another
         for octave in order.split(octaves):
-            width = min(count, math.ceil(ratio * number(shares[octave[0]])))
+            width = min(count, math.ceil(ratio * number(shares[octave].max())))
             if encoder.ranks.latents:
                 octave = octave[(octave >= here.start) & (octave < here.stop)] - here.start
             parts = octave.split(max(1, PIECE // count)) if len(octave) else ()
