@@ -116,6 +116,48 @@ def gates_under_ddp():
     torch.testing.assert_close(*results, rtol=0, atol=1e-11)
 
 
+def gates_of_divided_features():
+    """Relaxed, sampled and hard masks of features in parts, with a group and as DTensors."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    x, world, rank = tokens()[0], dist.get_world_size(), dist.get_rank()
+    scores = torch.tensor([0.3, -0.7, 1.1, 0.2, -0.4, 0.9], dtype=torch.float64)
+    cuts = [0, 1, DIM] if world == 2 else [DIM * r // world for r in range(world + 1)]
+    part = slice(cuts[rank], cuts[rank + 1])
+    design = partial(khot.designs.Pivotal, order="given")
+    mesh = init_device_mesh("cpu", (world,))
+
+    def gate(count, own, design, group=None):
+        layer = khot.nn.KHotGate(count, K, design=design, temperature=0.5, group=group).double()
+        layer.scores = torch.nn.Parameter(own)
+        return layer
+
+    for kind in (None, design):
+        whole = gate(DIM, scores.clone(), kind)
+        divided = gate(cuts[rank + 1] - cuts[rank], scores[part].clone(), kind, dist.group.WORLD)
+        spread = gate(DIM, distribute_tensor(scores, mesh, [Shard(0)]), kind)
+        layers = [(whole, x), (divided, x[:, part]), (spread, distribute_tensor(x, mesh, [Shard(1)]))]
+        expected, *found = [layer(own, generator=torch.Generator().manual_seed(3)) for layer, own in layers]
+        expected.square().sum().backward()
+        torch.testing.assert_close(found[0], expected[:, part], rtol=0, atol=1e-12)
+        found[0].square().sum().backward()
+        torch.testing.assert_close(divided.scores.grad, whole.scores.grad[part], rtol=0, atol=1e-11)
+        found[1].square().sum().backward()
+        full = found[1].full_tensor()
+        if kind is None:  # rows that are expanded draw with other numbers
+            torch.testing.assert_close(full, expected, rtol=0, atol=1e-12)
+            torch.testing.assert_close(spread.scores.grad.full_tensor(), whole.scores.grad, rtol=0, atol=1e-11)
+        assert torch.equal((full != 0).sum(-1), torch.full((TOKENS,), DIM if kind is None else K))
+        last, *hard = [layer.eval()(own) for layer, own in layers]
+        torch.testing.assert_close(hard[0], last[:, part], rtol=0, atol=0)
+        torch.testing.assert_close(hard[1].full_tensor(), last, rtol=0, atol=0)
+    with pytest.raises(NotImplementedError, match="random order"):
+        gate(2, scores[:2].clone(), khot.designs.Pivotal, dist.group.WORLD)(x[:, :2])
+    with pytest.raises(NotImplementedError, match="sigmoid_topk"):
+        khot.nn.KHotGate(2, K, relaxation=khot.laplace_topk, design=design, group=dist.group.WORLD).double()(x[:, :2])
+
+
 def sparsifiers_under_ddp():
     """Each process computes the same masks from the same weights, and the model is that of one process."""
     x, own = tokens()
