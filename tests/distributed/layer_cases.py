@@ -182,6 +182,64 @@ def sparsifiers_under_ddp():
     assert torch.equal(first, results[1]), "all processes have the same weights"
 
 
+def sparsifiers_under_fsdp():
+    """One exact budget over the shards of all weights, at every step, with the weights of one process."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    x, own = tokens()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    ways = [
+        {"mask": sparsity.soft},
+        {"gradient": sparsity.dense_gradient, "freeze": 1.0},
+        {"mask": sparsity.hard, "every": 3},
+        {"share": sparsity.uniformly, "gradient": sparsity.soft_gradient},
+    ]
+    for way in ways:
+        results, densities = [], []
+        for is_split in (False, True):
+            torch.manual_seed(0)
+            model = torch.nn.Sequential(torch.nn.Linear(DIM, 7), torch.nn.Tanh(), torch.nn.Linear(7, 2)).double()
+            sparsifier = Sparsifier(model, 0.3, steps=5, **way)
+            if is_split:
+                fully_shard(model[0], mesh=mesh)
+                fully_shard(model, mesh=mesh)
+                sparsifier.refresh()
+            optimizer = torch.optim.Adam(model.parameters(), 0.05)
+            share = dist.get_world_size() if is_split else 1
+            densities.append([])
+            for _ in range(5):
+                for _ in range(2):  # gradients are added up
+                    (share * (model(x[own] if is_split else x) - 1).square().sum() / TOKENS).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                sparsifier.step()
+                densities[-1].append(sparsifier.density())
+            report = str(sparsifier.report())
+            out = model.eval()(x[own] if is_split else x)
+            torch.testing.assert_close(out, model(x)[own] if is_split else out, rtol=0, atol=1e-12)
+            found = sparsifier.finalize().parameters()
+            results.append([*(p.full_tensor() if is_split else p.detach() for p in found), report])
+            torch.testing.assert_close(model(x[own] if is_split else x), out, rtol=0, atol=1e-12)
+        assert sum(int((p == 0).sum()) for p in results[1][:-1]) == 56 - int(0.3 * 56)
+        by_size = [sorted(each[:-1], key=lambda p: p.shape) for each in results]  # parametrized ones come last
+        for got, wanted in zip(*reversed(by_size), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=0, atol=1e-9)
+        torch.testing.assert_close(*map(torch.tensor, densities), rtol=0, atol=1e-12)
+        assert results[0][-1] == results[1][-1]
+    model = torch.nn.Linear(DIM, 7).double()
+    sparsifier = Sparsifier(model, 0.3, steps=10)
+    fully_shard(model, mesh=mesh)
+    with pytest.raises(RuntimeError, match="refresh"):
+        model(x)
+    for options in ({"units": sparsity.rows}, {"score": sparsity.learned}, {"mask": sparsity.sampled}):
+        model = torch.nn.Linear(DIM, 7).double()
+        sparsifier = Sparsifier(model, 0.5, steps=10, **options)
+        fully_shard(model, mesh=mesh)
+        with pytest.raises(NotImplementedError, match="FSDP2"):
+            sparsifier.refresh()
+
+
 def budgets_over_fsdp_parameters():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard

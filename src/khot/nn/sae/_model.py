@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ... import _check
 from ..._shape import Group
 from ..._sparse import SparseCode, weighted_rows
-from ..._torch import warn_of_ranks
+from ..._torch import reshard, warn_of_ranks
 from .. import selectors
 from .._precision import KeepsPrecision, shown, wide_dtype
 from . import _axes, _code, _files
@@ -157,6 +157,7 @@ class SparseAutoencoder(KeepsPrecision):
     @torch.no_grad()
     def remove_parallel_gradient(self) -> None:
         """Take from the gradient of each row of W_dec what would only change its length; call it before a step."""
+        reshard(self)
         if self.W_dec.grad is not None:
             along = (self.W_dec.grad * self.W_dec).sum(1, keepdim=True) / self.W_dec.square().sum(1, keepdim=True)
             self.W_dec.grad.addcmul_(along, self.W_dec, value=-1)
@@ -168,6 +169,7 @@ class SparseAutoencoder(KeepsPrecision):
         A learned k is raised to where the last batch had an entry for each token ("topk", k ≥ 1), for each latent
         ("feature", k ≥ latents/tokens) or at all ("batch", k ≥ 1/tokens), and lowered to k ≤ latents.
         """
+        reshard(self)
         self.W_dec.div_(self.W_dec.norm(dim=1, keepdim=True).clamp(min=torch.finfo(self.W_dec.dtype).tiny))
         if isinstance(self.k, nn.Parameter):
             self.k.clamp_(self._least_k, self.config.latents)
@@ -181,7 +183,7 @@ class SparseAutoencoder(KeepsPrecision):
 
         On many processes, call it on all of them: parts are gathered, and the first process writes.
         """
-        config = self.config
+        config, is_split = self.config, reshard(self)
         if config.learn_k:
             config = replace(config, k=config.axis.saved_k(_axes.number(self.k)), learn_k=False)
         s = self.scale  # a power of two: nothing is rounded
@@ -191,7 +193,7 @@ class SparseAutoencoder(KeepsPrecision):
         weights |= {name: s * weights[name] for name in ("b_enc", "b_dec")}
         if config.axis.has_threshold:
             weights["threshold"] = (s * self.activity.threshold).expand(config.latents)
-        selector, is_split = getattr(self.selector, "__name__", ""), _check.is_dtensor(self.b_dec)
+        selector = getattr(self.selector, "__name__", "")
         self.ranks.on_first(lambda: _files.save(folder, config, weights, selector), is_split=is_split)
 
     @classmethod

@@ -29,6 +29,7 @@ class Pool:
     charge: Charge | None = None  # of masks, if their costs are not a sum
     values: Tensor | None = None  # (n,), the mask in force
     problem: Problem | None = None  # that it answers
+    group: list[str] | None = None  # the process groups over which items are divided, if they are
 
     @property
     def counts(self) -> list[int]:
@@ -41,7 +42,8 @@ class Pool:
             return Problem(x.view(-1, m), n + rest * (m - n), heat, None, seed)
         budget = self.final + rest * (self.total - self.final)
         if self.costs is None:
-            return Problem(x, budget / self.price, heat, None, seed)
+            count = round(self.total / self.price)
+            return Problem(x, budget / self.price, heat, None, seed, group=self.group, count=count)
         costs = self.costs.to(x.device, x.dtype)
         if isinstance(self.groups[0].structure, Choice):
             sizes = [group.structure.k for group in self.groups]
@@ -75,7 +77,15 @@ class Pool:
         m = values.detach().reshape(-1).to(torch.float64)
         if self.charge is not None:
             return float(self.charge(m))
-        return self.price * float(m.sum() if self.costs is None else (m * self.costs.to(m.device)).sum())
+        return self.price * self.sum(m if self.costs is None else m * self.costs.to(m.device))
+
+    def sum(self, t: Tensor) -> float:
+        """Return Σ over all items, those of other processes too."""
+        if self.group is None:
+            return float(t.sum())
+        from ...distributed import Over
+
+        return float(Over(self.group).sum(t.sum(dtype=torch.float64)))
 
 
 # ── how a budget is set up ───────────────────────────────────────────────────────────────────────────────────────────

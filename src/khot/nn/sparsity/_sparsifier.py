@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ... import _check
+from ..._torch import reshard
+from .._budgets import wrapped
 from .._choice import Choice
 from ..schedules import Schedule, Shape, between, cubic, geometric
 from ._costs import Cost, Divide, globally, parameters
@@ -16,6 +18,7 @@ from ._masks import (
     Rule,
     dense_gradient,
     masked_gradient,
+    sampled,
     soft,
     soft_gradient,
     straight_through,
@@ -24,6 +27,7 @@ from ._modules import choices
 from ._pools import Pool, found_layers, make_pools
 from ._report import Report, Row
 from ._scores import Known, Score, learned, magnitude
+from ._shards import Shards
 from ._units import Group, Unit, prunable, weights
 from ._weights import Answer, FusedMagnitude, Mask, MaskedWeights, Memory
 
@@ -145,6 +149,7 @@ class Sparsifier:
         self._masks: dict[str, Mask] = {}
         self._handle: Any = None
         self._is_frozen = self._has_kept = self._is_done = False
+        self._shards: Shards | None = None  # if FSDP2 divides the weights
         modules = {id(m): m for pool in self.pools for g in pool.groups for t in g.masked for _, m, _ in t.places}
         self._orders = [(module, list(module._parameters)) for module in modules.values()]
         try:
@@ -185,8 +190,10 @@ class Sparsifier:
 
     def _before(self, module: nn.Module, inputs: Any) -> None:
         """Compute masks anew if weights changed since the last time, by a step of the optimiser or otherwise."""
-        if torch.compiler.is_compiling() or self._is_constant:
+        if torch.compiler.is_compiling() or self._is_constant or self._shards is not None:
             return
+        if any(masked.current() is not masked.tensor for pool in self.pools for masked in pool.masked):
+            raise RuntimeError("Call `sparsifier.refresh()` after `fully_shard`, which replaces the parameters.")
         if self._sign() != self._signature:
             self.refresh()
 
@@ -196,8 +203,16 @@ class Sparsifier:
         return self._is_frozen or self.every > 1 or self.score.needs_gradient
 
     def refresh(self) -> None:
-        """Compute the masks for the weights, scores, budget and temperature of now."""
+        """Compute the masks for the weights, scores, budget and temperature of now.
+
+        Call it once after `torch.distributed.fsdp.fully_shard`; masks are then computed in `step()` alone.
+        """
+        self._renew()
         leaves, masks = self._leaves(), list(self._masks.values())
+        if self._shards is not None:
+            self._shards.refresh(self._answer)
+            self._signature, self._has_kept = None, False
+            return
         if not self._has_gradient:
             old = [pool.values for pool in self.pools]
             with torch.no_grad():
@@ -215,6 +230,19 @@ class Sparsifier:
         self._signature, self._has_kept = self._sign(), False
         if not all(mask.training for mask in masks):
             self.refresh_kept()
+
+    def _renew(self) -> None:
+        """Take the parameters that are there now, and what FSDP2 has made of them."""
+        reshard(self.model)
+        for masked in (masked for pool in self.pools for masked in pool.masked):
+            masked.tensor = masked.current()  # type: ignore[assignment]
+        if self._shards is None and any(_check.is_dtensor(leaf) for leaf in self._leaves()):
+            if self.units is not weights or self.score.start or self.score.needs_gradient or self.rule is sampled:
+                wanted = "`units=weights`, a score of magnitudes, and the mask `hard`, `soft` or `straight_through`"
+                raise NotImplementedError(f"Weights that FSDP2 divides need {wanted}; got others.")
+            if any(pool.costs is not None for pool in self.pools):
+                raise NotImplementedError("Weights that FSDP2 divides must all have the same cost; got several.")
+            self._shards = Shards(self.pools, self._masks, self._has_gradient)
 
     def _rest(self) -> float:
         """Return the share of what is to be dropped that is still kept."""
@@ -237,8 +265,9 @@ class Sparsifier:
             for found, items in ((masks, pool.values), (sources, source.reshape(-1))):
                 found += pool.spread(items)
             flows += [None] * len(pool.masked) if flow is None else pool.spread(flow.detach().reshape(-1))
-        for mask, value, go in zip(self._masks.values(), masks, flows, strict=True):
-            mask.mask, mask.flow, mask.is_plain = value, go, self.gradient is masked_gradient
+        if self._shards is None:
+            for mask, value, go in zip(self._masks.values(), masks, flows, strict=True):
+                mask.mask, mask.flow, mask.is_plain = value, go, self.gradient is masked_gradient
         return Answer(masks, sources, flows)
 
     def _is_fused(self, leaves: list[nn.Parameter]) -> bool:
@@ -299,7 +328,10 @@ class Sparsifier:
         heat = self._dials.temperature.to(x.device)
         if self.score.is_relative:
             per_cost = x.detach() if pool.costs is None else x.detach() / pool.costs.to(x.device, x.dtype)
-            heat = heat * per_cost.mean().clamp(min=torch.finfo(x.dtype).tiny)
+            mean = per_cost.mean()
+            if pool.group is not None:
+                mean = torch.tensor(pool.price * pool.sum(per_cost) / pool.total, dtype=x.dtype)
+            heat = heat * mean.clamp(min=torch.finfo(x.dtype).tiny)
         return pool.pose(x, rest, heat, (self._seed + self.done) % 2**63)
 
     def _gradients(self, pool: Pool) -> Tensor | None:
@@ -340,7 +372,8 @@ class Sparsifier:
     def _put(self, what: str, values: list[Tensor]) -> None:
         for pool, own in zip(self.pools, values, strict=True):
             for masked, item in zip(pool.masked, pool.spread(own), strict=True):
-                setattr(self._masks[masked.path], what, item.to(masked.tensor.device))
+                own = item.to(masked.tensor.device)
+                setattr(self._masks[masked.path], what, own if self._shards is None else wrapped(own, masked.tensor))
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────────
     def _is_time(self) -> bool:
@@ -349,6 +382,7 @@ class Sparsifier:
     def step(self) -> None:
         """Move the schedules by one step, and compute the masks for the weights of now."""
         self._require_masks()
+        self._renew()
         self.done += 1
         for schedule in self._schedules:
             schedule.step()
@@ -366,9 +400,12 @@ class Sparsifier:
         self._put("mask", [pool.values for pool in self.pools if pool.values is not None])
         for mask in self._masks.values():
             mask.product = None
+        if self._shards is not None:
+            self._shards.hold()
 
     def _freeze(self) -> None:
         """Fix the hard masks of the final budget."""
+        self._renew()
         values = self._final()
         for pool, own in zip(self.pools, values, strict=True):
             pool.values, pool.problem = own, None
@@ -391,7 +428,7 @@ class Sparsifier:
 
     @staticmethod
     def _own(pool: Pool) -> tuple[list[list[Tensor]], list[Tensor]]:
-        return [[masked.tensor for masked in group.masked] for group in pool.groups], list(pool.thetas)
+        return [[masked.part() for masked in group.masked] for group in pool.groups], list(pool.thetas)
 
     # ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────
     def cost(self) -> float:
@@ -409,7 +446,8 @@ class Sparsifier:
             for (group, part), place in zip(pool.parts(), pool.slices, strict=True):
                 m = part.detach().to(torch.float64)
                 each = pool.price if pool.costs is None else pool.costs[place].to(m.device)
-                found.append((group.name, group.count, float(m.sum()), float((m * each).sum())))
+                count = int(pool.sum(torch.tensor(group.count)))
+                found.append((group.name, count, pool.sum(m), pool.sum(m * each)))
         whole = sum(cost for *_, cost in found) or 1.0
         rows = [Row(*line, line[3] / whole) for line in found]
         return Report(
@@ -434,17 +472,21 @@ class Sparsifier:
             sparse: store the weights of Linear layers as sparse CSR tensors.
 
         Returns:
-            The model, with the names and the order of its original state dict, unless a `Choice` was replaced.
+            The model, with the names and the order of its original state dict, unless a `Choice` was replaced. Under
+            FSDP2, which holds on to the parametrizations, they stay, with masks that no longer matter.
         """
         self._require_masks()
+        self._renew()
         if not self._is_frozen:
             self._freeze()
         kept = [(group, part > 0) for pool in self.pools for group, part in pool.parts()]
         with torch.no_grad():
             for masked in (masked for pool in self.pools for masked in pool.masked):
                 masked.tensor.mul_(self._masks[masked.path].kept.to(masked.tensor.dtype))
-        self._detach()
         self._is_done = True
+        if self._shards is not None:
+            return self.model
+        self._detach()
         for group, part in kept if remove else []:
             if isinstance(group.structure, Choice):
                 self._replace(group.structure, part)
@@ -489,6 +531,8 @@ class Sparsifier:
     # ── to stop and go on ────────────────────────────────────────────────────────────────────────────────────────────
     def state_dict(self) -> dict[str, Any]:
         """Return what to save beside the states of the model and the optimiser."""
+        if self._shards is not None and self._is_constant:
+            raise NotImplementedError("Fixed masks of weights that FSDP2 divides cannot be saved; `finalize()` first.")
         values = [pool.values for pool in self.pools] if self._is_constant else None
         flows = [mask.flow for mask in self._masks.values()] if self._is_constant else None
         return {"done": self.done, "seed": self._seed, "is_frozen": self._is_frozen, "values": values, "flows": flows}
