@@ -182,12 +182,41 @@ def sparsifiers_under_ddp():
     assert torch.equal(first, results[1]), "all processes have the same weights"
 
 
+def sparse_run(way, mesh):
+    """Train a network with a Sparsifier, under FSDP2 if there is a mesh; weights by shape, densities and report."""
+    from torch.distributed.fsdp import fully_shard
+
+    x, own = tokens()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(DIM, 7), torch.nn.Tanh(), torch.nn.Linear(7, 2)).double()
+    sparsifier = Sparsifier(model, 0.3, steps=5, **way)
+    share = 1
+    if mesh is not None:
+        fully_shard(model[0], mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        sparsifier.refresh()
+        x, share = x[own], dist.get_world_size()
+    optimizer, densities = torch.optim.Adam(model.parameters(), 0.05), []
+    for _ in range(5):
+        for _ in range(2):  # gradients are added up
+            (share * (model(x) - 1).square().sum() / TOKENS).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        sparsifier.step()
+        densities.append(sparsifier.density())
+    report, out = str(sparsifier.report()), model.eval()(x)
+    found = [p.detach() if mesh is None else p.full_tensor().detach() for p in sparsifier.finalize().parameters()]
+    torch.testing.assert_close(model(x), out, rtol=0, atol=1e-12)
+    return sorted(found, key=lambda p: p.shape), torch.tensor(densities), report
+
+
 def sparsifiers_under_fsdp():
     """One exact budget over the shards of all weights, at every step, with the weights of one process."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    x, own = tokens()
+    from khot.nn.sparsity._shards import Shards
+
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     ways = [
         {"mask": sparsity.soft},
@@ -196,42 +225,23 @@ def sparsifiers_under_fsdp():
         {"share": sparsity.uniformly, "gradient": sparsity.soft_gradient},
     ]
     for way in ways:
-        results, densities = [], []
-        for is_split in (False, True):
-            torch.manual_seed(0)
-            model = torch.nn.Sequential(torch.nn.Linear(DIM, 7), torch.nn.Tanh(), torch.nn.Linear(7, 2)).double()
-            sparsifier = Sparsifier(model, 0.3, steps=5, **way)
-            if is_split:
-                fully_shard(model[0], mesh=mesh)
-                fully_shard(model, mesh=mesh)
-                sparsifier.refresh()
-            optimizer = torch.optim.Adam(model.parameters(), 0.05)
-            share = dist.get_world_size() if is_split else 1
-            densities.append([])
-            for _ in range(5):
-                for _ in range(2):  # gradients are added up
-                    (share * (model(x[own] if is_split else x) - 1).square().sum() / TOKENS).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                sparsifier.step()
-                densities[-1].append(sparsifier.density())
-            report = str(sparsifier.report())
-            out = model.eval()(x[own] if is_split else x)
-            torch.testing.assert_close(out, model(x)[own] if is_split else out, rtol=0, atol=1e-12)
-            found = sparsifier.finalize().parameters()
-            results.append([*(p.full_tensor() if is_split else p.detach() for p in found), report])
-            torch.testing.assert_close(model(x[own] if is_split else x), out, rtol=0, atol=1e-12)
-        assert sum(int((p == 0).sum()) for p in results[1][:-1]) == 56 - int(0.3 * 56)
-        by_size = [sorted(each[:-1], key=lambda p: p.shape) for each in results]  # parametrized ones come last
-        for got, wanted in zip(*reversed(by_size), strict=True):
-            torch.testing.assert_close(got, wanted, rtol=0, atol=1e-9)
-        torch.testing.assert_close(*map(torch.tensor, densities), rtol=0, atol=1e-12)
-        assert results[0][-1] == results[1][-1]
+        (wanted, *others), (got, *same) = sparse_run(way, None), sparse_run(way, mesh)
+        assert sum(int((p == 0).sum()) for p in got) == 56 - int(0.3 * 56)
+        for p, q in zip(got, wanted, strict=True):
+            torch.testing.assert_close(p, q, rtol=0, atol=1e-9)
+        torch.testing.assert_close(same[0], others[0], rtol=0, atol=1e-12)
+        assert same[1] == others[1]
+    pull_back, Shards.pull_back = Shards.pull_back, lambda self, optimizer: None
+    try:
+        wrong = sparse_run(ways[0], mesh)[0]
+    finally:
+        Shards.pull_back = pull_back
+    assert max(float((p - q).abs().max()) for p, q in zip(wrong, sparse_run(ways[0], None)[0], strict=True)) > 1e-4
     model = torch.nn.Linear(DIM, 7).double()
     sparsifier = Sparsifier(model, 0.3, steps=10)
     fully_shard(model, mesh=mesh)
     with pytest.raises(RuntimeError, match="refresh"):
-        model(x)
+        model(tokens()[0])
     for options in ({"units": sparsity.rows}, {"score": sparsity.learned}, {"mask": sparsity.sampled}):
         model = torch.nn.Linear(DIM, 7).double()
         sparsifier = Sparsifier(model, 0.5, steps=10, **options)

@@ -5,7 +5,9 @@ gradient of the product passes whole, and its way through mask and scores is tak
 step.
 """
 
+import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,7 +39,8 @@ class Shards:
         self.answer: Answer | None = None
         self.leaves: list[Tensor] = []
         self.is_due = False  # whether gradients are those of the products
-        register_optimizer_step_pre_hook(self._before_step)
+        handle = register_optimizer_step_pre_hook(partial(_before_step, weakref.ref(self)))
+        weakref.finalize(self, handle.remove)
 
     def refresh(self, answer: Callable[..., Answer]) -> None:
         """Compute the masks of the shards of now."""
@@ -55,8 +58,8 @@ class Shards:
                 mask.flow = None if flow is None else wrapped(flow, masked.tensor)
         self.answer = None
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Turn the gradients of the products into those of the weights."""
+    def pull_back(self, optimizer: torch.optim.Optimizer) -> None:
+        """Turn the gradients of the products into those of the weights, if an optimiser is about to use them."""
         mine = {id(masked.tensor) for masked in self.masked}
         if self.answer is None or not mine & {id(p) for group in optimizer.param_groups for p in group["params"]}:
             return
@@ -68,3 +71,8 @@ class Shards:
             if own is not None and found is not None:
                 own.copy_(found)
         self.is_due = False
+
+
+def _before_step(shards: "weakref.ref[Shards]", optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if (alive := shards()) is not None:
+        alive.pull_back(optimizer)
