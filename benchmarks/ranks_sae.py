@@ -92,10 +92,10 @@ def figure(rows: list[Any]) -> Any:
         label = f"{ranks} process{'es' if ranks > 1 else ''}"
         left.plot(list(curves[ranks]), list(curves[ranks].values()), color=color, linewidth=width, label=label)
         if ranks > 1:
-            apart = [max(abs(v - curves[1][s]), 1e-9) for s, v in curves[ranks].items()]
-            right.semilogy(list(curves[ranks]), apart, color=color, linewidth=1.5, label=label)
+            apart = [1e7 * abs(v - curves[1][s]) for s, v in curves[ranks].items()]
+            right.plot(list(curves[ranks]), apart, ".", color=color, markersize=8 / ranks**0.5, label=label)
     left.set(title="BatchTopK: FVU of each batch", xlabel="step", ylim=(0, None))
-    right.set(title="Distance from one process", xlabel="step")
+    right.set(title="Distance from one process, in units of $10^{-7}$", xlabel="step", ylim=(0, 3))
     for axes in (left, right):
         axes.legend()
         axes.grid(axis="y")

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
 
 from khot.nn import SparseAutoencoder, SparseAutoencoderConfig, SparseAutoencoderMetrics, selectors
@@ -175,6 +175,8 @@ def autoencoders_under_fsdp():
             close(p.grad.full_tensor(), q.grad)
         for (_, p), (_, q) in zip(sae.activity.named_buffers(), one.activity.named_buffers(), strict=True):
             close(p, q)
+        register_fsdp_forward_method(sae, "encode")
+        close(sae.eval().encode(data(7)).dense(), one.eval().encode(data(7)).dense())
 
 
 def files_are_those_of_one_process():

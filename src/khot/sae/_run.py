@@ -117,7 +117,7 @@ def _finish(folder: Path, trainer: Trainer) -> Run:
     is_complete = trainer.step == trainer.training.steps
     sae, ranks = trainer.sae.eval(), trainer.ranks
     group = ranks.tokens or None
-    sae.save(folder)
+    ranks.on_first(lambda: sae.save(folder))
     has_held_out = trainer.data.tokens >= HELD_OUT
     metrics = {
         **_finite(measure(sae, trainer.data, group=group)),

@@ -105,7 +105,7 @@ def aux_k_loss(x: Tensor, residual: Tensor, of: Tensor, weights: tuple[Tensor, T
         >>> khot.nn.aux_k_loss(x, x, torch.tensor([1]), weights, 1)  # latent 1 explains one token of two
         tensor(1.)
     """
-    return explained_by(x, residual, of, weights, most, len(of), HERE)
+    return explained_by(x, residual, of, weights, most, len(of), HERE) if len(of) else residual.new_zeros(())
 
 
 def explained_by(
@@ -119,8 +119,6 @@ def explained_by(
 ) -> Tensor:
     """Return `aux_k_loss`, where `of` and `weights` are those of this process, and `count` the dead on all of them."""
     residual = residual.detach()
-    if not count:
-        return residual.new_zeros(())
     w_enc, b_enc, w_dec = weights[0].t()[of].t(), weights[1][of], weights[2][of]
     with torch.no_grad():
         encoder = Encoder(x, w_enc, b_enc, len(x), count, ranks)  # a row is a token, whatever their number elsewhere
@@ -200,7 +198,7 @@ class SparseAutoencoderMetrics:
         if getattr(getattr(sae, "ranks", ranks), "latents", []) != ranks.latents:
             raise ValueError("`latent_group` must be that of the autoencoder, whose latents are divided.")
         n, d = code.shape[-1], x.shape[-1]
-        whole = int(ranks.sum(torch.tensor(n), ranks.latents))
+        whole = int(ranks.sum(torch.tensor(n, device=x.device), ranks.latents))
         x, y = x.reshape(-1, d).double(), out.reconstruction.reshape(-1, d).double()
         is_active = code.values > 0
         per_token = ranks.sum(torch.bincount(code.tokens[is_active], minlength=len(x)), ranks.latents).clamp(max=whole)
@@ -254,8 +252,10 @@ class SparseAutoencoderMetrics:
 
     def _whole(self) -> tuple[dict[str, Tensor], int]:
         """Return the sums over the tokens of all processes, and how many tokens that are."""
-        groups = self._ranks.tokens
-        tokens = int(self._ranks.sum(torch.tensor(self.tokens), groups))
+        sums, tokens, ranks = self._sums, self.tokens, self._ranks
+        if ranks.tokens and sums:
+            sums = {name: ranks.sum(value, ranks.tokens) for name, value in sums.items()}
+            tokens = int(sums["l0"].sum())  # every token has one
         if not tokens:
             raise ValueError("Metrics need at least one token; got none: call `update` first.")
-        return {name: self._ranks.sum(value, groups) for name, value in self._sums.items()}, tokens
+        return sums, tokens

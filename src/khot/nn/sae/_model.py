@@ -181,7 +181,8 @@ class SparseAutoencoder(KeepsPrecision):
     def save(self, folder: Folder) -> None:
         """Write cfg.json and sae_weights.safetensors in the form that SAELens loads: what evaluation needs.
 
-        On many processes, call it on all of them: parts are gathered, and the first process writes.
+        The first process of the `group` writes. If latents are divided, or weights by FSDP2, call it on all processes:
+        the parts are gathered.
         """
         config, is_split = self.config, reshard(self)
         if config.learn_k:
@@ -194,7 +195,7 @@ class SparseAutoencoder(KeepsPrecision):
         if config.axis.has_threshold:
             weights["threshold"] = (s * self.activity.threshold).expand(config.latents)
         selector = getattr(self.selector, "__name__", "")
-        self.ranks.on_first(lambda: _files.save(folder, config, weights, selector), is_split=is_split)
+        self.ranks.write(lambda: _files.save(folder, config, weights, selector), is_split=is_split)
 
     @classmethod
     def load(
@@ -305,12 +306,14 @@ class SparseAutoencoder(KeepsPrecision):
         c = self.config
         if not c.aux_weight:
             return residual.new_zeros(())
-        weights = self._encoder(), self._cast(self.b_enc), self._cast(self.W_dec)
         is_idle = self.dead()
         if c.underused:
             is_idle = _code.is_underused(self.activity.density, _axes.number(self.k), c.zipf or 1.0, c.underused)
         of, most = is_idle[self.ranks.part(c.latents)].nonzero().squeeze(1), c.aux_k or max(1, c.d_in // 2)
         count = int(is_idle.sum()) if self.ranks.latents else len(of)
+        if not count:
+            return residual.new_zeros(())
+        weights = self._encoder(), self._cast(self.b_enc), self._cast(self.W_dec)
         return _code.explained_by(centred, residual, of, weights, most, count, self.ranks)
 
 

@@ -108,14 +108,17 @@ class Ranks:
         padded.narrow(dim, self.part(n).start, t.shape[dim]).copy_(t.detach())
         return self.sum(padded, self.latents)
 
-    def on_first(self, fn: Callable[[], T], *, is_split: bool = False) -> T:
-        """Return what a function gives on the first process, which alone calls it; all wait, and see its error.
-
-        `is_split`: parameters are divided by FSDP2, so there are other processes.
-        """
-        groups: list[Any] = self.everyone or ([torch.distributed.group.WORLD] if is_split else [])
-        result: T = _distributed().on_first(fn, groups)
+    def on_first(self, fn: Callable[[], T]) -> T:
+        """Return what a function gives on the first process, which alone calls it; all wait, and see its error."""
+        result: T = _distributed().on_first(fn, self.everyone)
         return result
+
+    def write(self, fn: Callable[[], None], *, is_split: bool) -> None:
+        """Call a function on the first process. If parts were gathered, by FSDP2 or of latents, all wait for it."""
+        if self.latents or is_split:
+            _distributed().on_first(fn, self.everyone or torch.distributed.group.WORLD)
+        elif not self.tokens or _over(self.tokens).rank == 0:
+            fn()
 
 
 def _names(group: Group) -> list[str]:
