@@ -154,19 +154,14 @@ def process_group(name: str) -> Any:
     raise NotImplementedError(f"One row on many ranks needs `{_RESOLVE}`, which torch {torch.__version__} lacks.")
 
 
-def reshard(module: torch.nn.Module) -> bool:
-    """Return whether FSDP2 divides the parameters of a module; if so, let it put them back into shards.
+def reshard(module: torch.nn.Module) -> None:
+    """Let FSDP2 put parameters back into shards: after a forward pass, it may hold others in their place."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        from torch.distributed.fsdp import FSDPModule
 
-    After a forward pass it may keep some whole, as tensors that are not the parameters.
-    """
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return False
-    from torch.distributed.fsdp import FSDPModule
-
-    divided = [each for each in module.modules() if isinstance(each, FSDPModule)]
-    for each in divided:
-        each.reshard()
-    return bool(divided)
+        for each in module.modules():
+            if isinstance(each, FSDPModule):
+                each.reshard()
 
 
 _warned: set[str] = set()

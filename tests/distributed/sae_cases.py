@@ -183,7 +183,8 @@ def files_are_those_of_one_process():
     root, world = Path(), dist.group.WORLD
     _, one = trained(model(KINDS["batch"]))
     divided = trained(model(KINDS["batch"], latent_group=world))[1]
-    sharded = fully_shard(trained(model(KINDS["batch"]))[1], mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    sharded = trained(model(KINDS["batch"], group=dist.new_group([dist.get_rank()], use_local_synchronization=True)))[1]
+    fully_shard(sharded, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     for name, sae in (("divided", divided), ("sharded", sharded)):
         sae.save(root / name)
         loaded = SparseAutoencoder.load(root / name)

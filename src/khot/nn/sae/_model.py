@@ -79,7 +79,8 @@ class SparseAutoencoder(KeepsPrecision):
         self.config, self.selector, self.ranks = config, selector, Ranks(group, latent_group)
         n = config.latents
         rows = nn.functional.normalize(torch.randn(n, config.d_in, generator=generator))[self.ranks.part(n)].clone()
-        self.W_enc = nn.Parameter(rows.t().contiguous())
+        # Stored by latent, as `chosen` wants it. FSDP2 takes contiguous parameters only, and a transposed copy a step.
+        self.W_enc = nn.Parameter(rows.clone().t() if group is None else rows.t().contiguous())
         self.b_enc = nn.Parameter(torch.zeros(len(rows)))
         self.W_dec = nn.Parameter(rows)
         self.b_dec = nn.Parameter(torch.zeros(config.d_in))
@@ -184,7 +185,8 @@ class SparseAutoencoder(KeepsPrecision):
         The first process of the `group` writes. If latents are divided, or weights by FSDP2, call it on all processes:
         the parts are gathered.
         """
-        config, is_split = self.config, reshard(self)
+        reshard(self)
+        config = self.config
         if config.learn_k:
             config = replace(config, k=config.axis.saved_k(_axes.number(self.k)), learn_k=False)
         s = self.scale  # a power of two: nothing is rounded
@@ -195,7 +197,7 @@ class SparseAutoencoder(KeepsPrecision):
         if config.axis.has_threshold:
             weights["threshold"] = (s * self.activity.threshold).expand(config.latents)
         selector = getattr(self.selector, "__name__", "")
-        self.ranks.write(lambda: _files.save(folder, config, weights, selector), is_split=is_split)
+        self.ranks.write(lambda: _files.save(folder, config, weights, selector), self.b_dec)
 
     @classmethod
     def load(
@@ -252,7 +254,7 @@ class SparseAutoencoder(KeepsPrecision):
         return t.to(torch.promote_types(self.W_dec.dtype, torch.float32))
 
     def _encoder(self) -> Tensor:
-        """Return W_enc, stored by latent as `chosen` wants it; FSDP2 wants the parameter as it is."""
+        """Return W_enc, stored by latent."""
         return self._cast(self.W_enc).t().contiguous().t()
 
     def _blocks(self, encoder: Encoder) -> list[Block]:

@@ -113,10 +113,14 @@ class Ranks:
         result: T = _distributed().on_first(fn, self.everyone)
         return result
 
-    def write(self, fn: Callable[[], None], *, is_split: bool) -> None:
-        """Call a function on the first process. If parts were gathered, by FSDP2 or of latents, all wait for it."""
-        if self.latents or is_split:
-            _distributed().on_first(fn, self.everyone or torch.distributed.group.WORLD)
+    def write(self, fn: Callable[[], None], parameter: Any) -> None:
+        """Call a function on the first process. If parts were gathered, of latents or by FSDP2, all wait for it."""
+        groups: list[Any] = list(self.latents)
+        if _check.is_dtensor(parameter):
+            mesh = parameter.device_mesh
+            groups = [*(mesh.get_group(i) for i in range(mesh.ndim)), *groups]
+        if groups:
+            _distributed().on_first(fn, groups)
         elif not self.tokens or _over(self.tokens).rank == 0:
             fn()
 
