@@ -125,9 +125,10 @@ neighbors: $(call stamp,test)
 	$(BIN)/python -m benchmarks.neighbors
 	$(BIN)/python -m benchmarks.neighbors_memory
 
-# One row on two ranks; two minutes; the tables that docs/distributed.md shows.
+# One row on two ranks, and autoencoders on 1, 2 and 4; four minutes; what docs/distributed.md shows.
 ranks: $(call stamp,test)
 	$(BIN)/python -m benchmarks.ranks
+	$(BIN)/python -m benchmarks.ranks_sae
 
 # Which sparse autoencoder? Half an hour; the files that docs/sae.md shows, but for those of benchmarks/sae_minilm.py,
 # which needs a text and a language model (make sae-minilm).

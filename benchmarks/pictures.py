@@ -17,6 +17,7 @@ from benchmarks import (
     learning_report,
     moe,
     moe_theory,
+    ranks_sae,
     regression,
     sae_report,
     scaling,
@@ -53,6 +54,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "halving-quality": lambda: successive_halving.draw(_rows("successive_halving"), *successive_halving.QUALITY),
     "halving-time": lambda: successive_halving.draw(_rows("successive_halving"), *successive_halving.TIME),
     "attention-row": lambda: attention_report.figure(_rows("attention_row")),
+    "ranks-sae": lambda: ranks_sae.figure(_rows("ranks-sae")),
     "temperature-uses": lambda: temperature.figure(temperature.read()),
     "sparsity": lambda: sparsity.figure(
         [sparsity.Row(**vars(r)) for p in sparsity.PLANS for r in _rows(f"sparsity-{p}")]

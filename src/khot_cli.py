@@ -49,6 +49,10 @@ def main() -> None:
     """Run the command line."""
     first, *more = sys.argv[1:] or ["--help"]
     answer(first)
+    if (count := os.environ.get("WORLD_SIZE", "1")) != "1" and first not in ("sae", "info"):
+        if os.environ.get("RANK", "0") == "0":
+            print(f"khot {first}: it runs on one process; torchrun started {count}. Leave it out.", file=sys.stderr)
+        sys.exit(2)
     if first == "info" and not more:
         from khot.cli import info
 

@@ -80,6 +80,9 @@ def step(command: list[str]) -> list[str] | None:
     name, rest = command[0].removeprefix(".venv/bin/"), command[1:]
     if name == "khot":
         return [sys.executable, "-m", "khot", *rest, *TOY.get(rest[0] if rest else "", [])]
+    if name == "torchrun":
+        options = TOY.get(rest[rest.index("khot") + 1], []) if "khot" in rest else []
+        return [sys.executable, "-m", "torch.distributed.run", *rest, *options]
     if name == "make":
         targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
         unknown = [word for word in rest if "=" not in word and word not in targets]

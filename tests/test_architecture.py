@@ -62,9 +62,9 @@ AREAS = {
         {"_spark.py", "_statistical.py", "_tokens.py", "spark.py", "statistical.py", "tokens.py"},
     ),
     "surveys and data": (1_500, {"survey", "data", "_rows.py", "_balanced.py", "balanced.py"}),
-    "sparse networks": (2_800, {"sparsity", "_choice.py", "budgets.py", "_budgets.py"}),
-    "one row on many ranks": (1_280, {"_file.py", "across.py", "chunks.py", "distributed", "kth.py"}),
-    "the rest": (14_150, set()),
+    "sparse networks": (2_990, {"_budgets.py", "_choice.py", "budgets.py", "sparsity"}),
+    "one row on many ranks": (1_300, {"_file.py", "_ranks.py", "across.py", "chunks.py", "distributed", "kth.py"}),
+    "the rest": (14_200, set()),
 }
 """Ratchets of lines, with the folders and files that each counts. Lower them when code shrinks."""
 

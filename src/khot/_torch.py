@@ -154,6 +154,16 @@ def process_group(name: str) -> Any:
     raise NotImplementedError(f"One row on many ranks needs `{_RESOLVE}`, which torch {torch.__version__} lacks.")
 
 
+def reshard(module: torch.nn.Module) -> None:
+    """Let FSDP2 put parameters back into shards: after a forward pass, it may hold others in their place."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        from torch.distributed.fsdp import FSDPModule
+
+        for each in module.modules():
+            if isinstance(each, FSDPModule):
+                each.reshard()
+
+
 _warned: set[str] = set()
 
 

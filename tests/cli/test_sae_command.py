@@ -12,6 +12,7 @@ from sae_runs import CONFIG, SHORT, files, matrix, stop_at
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+import khot_cli
 from khot.cli._app import app
 from khot.nn import SparseAutoencoder
 from khot.sae import Trainer, open_activations, train
@@ -241,9 +242,19 @@ def _fails(done, says):
     assert done.stderr.count("\n") == 1
 
 
-def test_torchrun_would_train_the_same_model_on_each_rank(acts, tmp_path, monkeypatch):
+def test_half_of_what_torchrun_sets_is_an_error(acts, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    done = sae(acts, "--k", 3, "--latents", 64, "--out", tmp_path / "out")
-    assert done.exit_code == 2
-    assert "start it without torchrun" in " ".join(done.output.split())
+    _fails(sae(acts, "--k", 3, "--latents", 64, "--out", tmp_path / "out"), "environment variable RANK expected")
     assert not (tmp_path / "out").exists()
+
+
+def test_other_commands_under_torchrun_say_that_they_run_on_one_process(monkeypatch, capsys):
+    """Each process would do all of it, into the same files."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, said in (("0", 1), ("1", 0)):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setattr(sys, "argv", ["khot", "select", "table.csv"])
+        with pytest.raises(SystemExit) as end:
+            khot_cli.main()
+        assert end.value.code == 2
+        assert capsys.readouterr().err.count("it runs on one process; torchrun started 2") == said

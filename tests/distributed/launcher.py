@@ -27,6 +27,7 @@ IN_STEP = "in step"  # the last thing of a job's process: all its cases ended, a
 def work(rank, world, folder, job):
     """Run the cases of a job as one of its processes, and write what came of each."""
     warnings.simplefilter("error", UserWarning)
+    os.chdir(folder)  # what processes share, they write here
     module = importlib.import_module(job["module"])
     results = {}
     dist.init_process_group(

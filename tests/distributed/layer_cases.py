@@ -116,6 +116,48 @@ def gates_under_ddp():
     torch.testing.assert_close(*results, rtol=0, atol=1e-11)
 
 
+def gates_of_divided_features():
+    """Relaxed, sampled and hard masks of features in parts, with a group and as DTensors."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    x, world, rank = tokens()[0], dist.get_world_size(), dist.get_rank()
+    scores = torch.tensor([0.3, -0.7, 1.1, 0.2, -0.4, 0.9], dtype=torch.float64)
+    cuts = [0, 1, DIM] if world == 2 else [DIM * r // world for r in range(world + 1)]
+    part = slice(cuts[rank], cuts[rank + 1])
+    design = partial(khot.designs.Pivotal, order="given")
+    mesh = init_device_mesh("cpu", (world,))
+
+    def gate(count, own, design, group=None):
+        layer = khot.nn.KHotGate(count, K, design=design, temperature=0.5, group=group).double()
+        layer.scores = torch.nn.Parameter(own)
+        return layer
+
+    for kind in (None, design):
+        whole = gate(DIM, scores.clone(), kind)
+        divided = gate(cuts[rank + 1] - cuts[rank], scores[part].clone(), kind, dist.group.WORLD)
+        spread = gate(DIM, distribute_tensor(scores, mesh, [Shard(0)]), kind)
+        layers = [(whole, x), (divided, x[:, part]), (spread, distribute_tensor(x, mesh, [Shard(1)]))]
+        expected, *found = [layer(own, generator=torch.Generator().manual_seed(3)) for layer, own in layers]
+        expected.square().sum().backward()
+        torch.testing.assert_close(found[0], expected[:, part], rtol=0, atol=1e-12)
+        found[0].square().sum().backward()
+        torch.testing.assert_close(divided.scores.grad, whole.scores.grad[part], rtol=0, atol=1e-11)
+        found[1].square().sum().backward()
+        full = found[1].full_tensor()
+        if kind is None:  # rows that are expanded draw with other numbers
+            torch.testing.assert_close(full, expected, rtol=0, atol=1e-12)
+            torch.testing.assert_close(spread.scores.grad.full_tensor(), whole.scores.grad, rtol=0, atol=1e-11)
+        assert torch.equal((full != 0).sum(-1), torch.full((TOKENS,), DIM if kind is None else K))
+        last, *hard = [layer.eval()(own) for layer, own in layers]
+        torch.testing.assert_close(hard[0], last[:, part], rtol=0, atol=0)
+        torch.testing.assert_close(hard[1].full_tensor(), last, rtol=0, atol=0)
+    with pytest.raises(NotImplementedError, match="random order"):
+        gate(2, scores[:2].clone(), khot.designs.Pivotal, dist.group.WORLD)(x[:, :2])
+    with pytest.raises(NotImplementedError, match="sigmoid_topk"):
+        khot.nn.KHotGate(2, K, relaxation=khot.laplace_topk, design=design, group=dist.group.WORLD).double()(x[:, :2])
+
+
 def sparsifiers_under_ddp():
     """Each process computes the same masks from the same weights, and the model is that of one process."""
     x, own = tokens()
@@ -138,6 +180,74 @@ def sparsifiers_under_ddp():
     first = results[1].clone()
     dist.broadcast(first, 0)
     assert torch.equal(first, results[1]), "all processes have the same weights"
+
+
+def sparse_run(way, mesh):
+    """Train a network with a Sparsifier, under FSDP2 if there is a mesh; weights by shape, densities and report."""
+    from torch.distributed.fsdp import fully_shard
+
+    x, own = tokens()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(DIM, 7), torch.nn.Tanh(), torch.nn.Linear(7, 2)).double()
+    sparsifier = Sparsifier(model, 0.3, steps=5, **way)
+    share = 1
+    if mesh is not None:
+        fully_shard(model[0], mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        sparsifier.refresh()
+        x, share = x[own], dist.get_world_size()
+    optimizer, densities = torch.optim.Adam(model.parameters(), 0.05), []
+    for _ in range(5):
+        for _ in range(2):  # gradients are added up
+            (share * (model(x) - 1).square().sum() / TOKENS).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        sparsifier.step()
+        densities.append(sparsifier.density())
+    report, out = str(sparsifier.report()), model.eval()(x)
+    found = [p.detach() if mesh is None else p.full_tensor().detach() for p in sparsifier.finalize().parameters()]
+    torch.testing.assert_close(model(x), out, rtol=0, atol=1e-12)
+    return sorted(found, key=lambda p: p.shape), torch.tensor(densities), report
+
+
+def sparsifiers_under_fsdp():
+    """One exact budget over the shards of all weights, at every step, with the weights of one process."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    from khot.nn.sparsity._shards import Shards
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    ways = [
+        {"mask": sparsity.soft},
+        {"gradient": sparsity.dense_gradient, "freeze": 1.0},
+        {"mask": sparsity.hard, "every": 3},
+        {"share": sparsity.uniformly, "gradient": sparsity.soft_gradient},
+    ]
+    for way in ways:
+        (wanted, *others), (got, *same) = sparse_run(way, None), sparse_run(way, mesh)
+        assert sum(int((p == 0).sum()) for p in got) == 56 - int(0.3 * 56)
+        for p, q in zip(got, wanted, strict=True):
+            torch.testing.assert_close(p, q, rtol=0, atol=1e-9)
+        torch.testing.assert_close(same[0], others[0], rtol=0, atol=1e-12)
+        assert same[1] == others[1]
+    pull_back, Shards.pull_back = Shards.pull_back, lambda self, optimizer: None
+    try:
+        wrong = sparse_run(ways[0], mesh)[0]
+    finally:
+        Shards.pull_back = pull_back
+    assert max(float((p - q).abs().max()) for p, q in zip(wrong, sparse_run(ways[0], None)[0], strict=True)) > 1e-4
+    model = torch.nn.Linear(DIM, 7).double()
+    sparsifier = Sparsifier(model, 0.3, steps=10)
+    fully_shard(model, mesh=mesh)
+    with pytest.raises(RuntimeError, match="refresh"):
+        model(tokens()[0])
+    for options in ({"units": sparsity.rows}, {"score": sparsity.learned}, {"mask": sparsity.sampled}):
+        model = torch.nn.Linear(DIM, 7).double()
+        sparsifier = Sparsifier(model, 0.5, steps=10, **options)
+        fully_shard(model, mesh=mesh)
+        with pytest.raises(NotImplementedError, match="FSDP2"):
+            sparsifier.refresh()
 
 
 def budgets_over_fsdp_parameters():

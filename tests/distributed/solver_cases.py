@@ -245,14 +245,18 @@ def losses_and_thresholds():
 
 
 def hard_with_ties():
-    for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        x = random(20, 500, seed=4).mul(3).round().div(3).to(dtype)
+    """Short parts are gathered, in two rounds; long ones are counted by digits."""
+    dtypes = (torch.float32, torch.float64, torch.bfloat16)
+    for n, dtype in [*((400, dtype) for dtype in dtypes), *((4000, dtype) for dtype in dtypes)]:
+        x = random(20, n, seed=4).mul(3).round().div(3).to(dtype)
         x[:3] = 0.0
         x[3, ::2] = -0.0
-        k = torch.arange(20) * 25
+        k = torch.arange(20) * (n // 20)
         for layout in ("even", "uneven", "empty"):
-            got = khot.hard_topk(part(x, layout), k, group=dist.group.WORLD)
+            with messages() as sent:
+                got = khot.hard_topk(part(x, layout), k, group=dist.group.WORLD)
             assert torch.equal(got, part(khot.hard_topk(x, k), layout))
+            assert (len(sent) <= 3) == (n == 400), sent
             for row in (2, 5):  # one row goes on with the scores of its bucket alone
                 got = khot.hard_topk(part(x[row], layout), 25 * row, group=dist.group.WORLD)
                 assert torch.equal(got, part(khot.hard_topk(x[row], 25 * row), layout))

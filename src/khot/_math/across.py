@@ -22,6 +22,7 @@ from .threshold import Point, Rows, Survey
 MOST_STEPS = 200  # evaluations of one call; rows near the k-th score need about 10
 WIDE = 100.0  # as `threshold.WIDE`, but less, because a round is dear: so σ_k takes at most 16
 DIGIT, ROUNDS = 8, 4  # radix select: bits a round, and rounds for a start
+SHORT = 512  # parts up to this length are gathered for a hard selection: fewer bytes than counts of digits
 
 
 class Message(NamedTuple):
@@ -173,7 +174,7 @@ def value(cdf: Cdf, z: Tensor, k: Tensor, costs: Tensor | None, over: Over) -> T
 
 def _padded(t: Tensor, rows: int, fill: float) -> Tensor:
     """Return (rows, n) with n ≥ 1: an empty part becomes one entry that counts for nothing."""
-    return t.reshape(rows, -1).contiguous() if t.shape[-1] else t.new_full((rows, 1), fill)
+    return t.reshape(rows, t.shape[-1]).contiguous() if t.shape[-1] else t.new_full((rows, 1), fill)
 
 
 def _solve(
@@ -336,22 +337,39 @@ def radix_edges(x: Tensor, costs: Tensor | None, k: Tensor, survey: Survey, over
     return kth.Edges(values, counts, values, counts, middle.clamp(survey.low, survey.high))
 
 
+def _gathered(scores: Tensor, k: Tensor, widest: int, over: Over) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the k-th largest key of short rows, how many are above, and how many equal ones earlier parts have."""
+    padded = torch.nn.functional.pad(scores, (0, widest - scores.shape[-1]), value=-torch.inf)
+    row = over.gather(padded).transpose(0, 1).flatten(1)  # (rows, parts · widest)
+    keys, _ = _keys(row)
+    key = keys.sort(-1, descending=True).values.gather(-1, (k.long() - 1).clamp(max=row.shape[-1] - 1))
+    is_equal = (keys == key) & (row > -torch.inf)
+    return key, (keys > key).sum(-1, keepdim=True), is_equal[:, : over.rank * widest].sum(-1, keepdim=True)
+
+
 def k_hot(x: Tensor, k: Tensor, mask: Tensor | None, over: Over) -> Tensor:
     """Return this process's part of `select.k_hot`: ties by the lowest part, then by the lowest index."""
     k = k.reshape(-1, 1)
     scores = _padded(x if mask is None else x.masked_fill(~mask, -torch.inf), len(k), -torch.inf)
     allowed, lost = scores > -torch.inf, scores.isnan()
-    size = k.nan_to_num(-1.0)
+    if not len(k):
+        return torch.empty_like(x)
+    size, width = k.nan_to_num(-1.0), torch.full_like(k, scores.shape[-1])
     sums, ends = over.reduce(
         (torch.cat((threshold._weigh(allowed, None), threshold._weigh(lost, None)), -1), dist.ReduceOp.SUM),
-        (torch.cat((size, -size), -1), dist.ReduceOp.MAX),
+        (torch.cat((size, -size, width), -1), dist.ReduceOp.MAX),
     )
-    possible = (k >= 0) & (k <= sums[:, :1]) & (k == k.floor()) & (sums[:, 1:] == 0) & (ends[:, :1] == -ends[:, 1:])
+    agrees = ends[:, :1] == -ends[:, 1:2]
+    possible = (k >= 0) & (k <= sums[:, :1]) & (k == k.floor()) & (sums[:, 1:] == 0) & agrees
     keys, bits = _keys(scores)
-    found = radix(keys, bits, (allowed & ~lost).to(k.dtype), size.clamp(min=1), bits // DIGIT, over)
-    ties = (keys == found.key) & allowed
-    each = over.gather(threshold._weigh(ties, None))  # (parts, rows, 1)
-    take = (size - found.above - each[: over.rank].sum(0)).clamp(min=0)
-    chosen = (keys > found.key) & allowed | (ties & (ties.cumsum(-1) <= take))
+    if (widest := int(ends[:, 2].max())) <= SHORT:  # the same on all processes
+        kth_key, above, before = _gathered(torch.where(lost, -torch.inf, scores), size.clamp(min=1), widest, over)
+        ties = (keys == kth_key) & allowed
+    else:
+        kth_key, above, *_ = radix(keys, bits, (allowed & ~lost).to(k.dtype), size.clamp(min=1), bits // DIGIT, over)
+        ties = (keys == kth_key) & allowed
+        before = over.gather(threshold._weigh(ties, None))[: over.rank].sum(0)  # of (parts, rows, 1)
+    take = (size - above - before).clamp(min=0)
+    chosen = (keys > kth_key) & allowed | (ties & (ties.cumsum(-1) <= take))
     chosen = chosen & (size > 0)
     return torch.where(possible, chosen.to(x.dtype), torch.nan)[:, : x.shape[-1]].reshape(x.shape)

@@ -1,6 +1,5 @@
 """`khot sae`: a sparse autoencoder of a file of activations."""
 
-import os
 from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,10 +8,11 @@ import typer
 
 from .._extras import require
 from .._files import check_writable, write
+from ..distributed import on_first, together
 from ..jobs.sae_report import REPORT, figures, report, verdict
 from ..nn import SparseAutoencoderConfig
-from ..sae import RECIPES, Point, Training, check_activations, open_activations, train
-from ._show import command, console, fail, link, progress, table
+from ..sae import RECIPES, Activations, Point, Training, check_activations, open_activations, train
+from ._show import command, console, link, processes, progress, table
 
 Kind = typer.Option(help="topk: k for each token; batch: in the mean; feature: tokens for each latent.")
 
@@ -41,37 +41,45 @@ def sae(
     they are needed, so the file may be larger than memory.
 
     Checkpoints are atomic: after a crash or Ctrl-C, --resume continues to the same result, bit for bit. Ctrl-C
-    also writes the results so far.
+    also writes the results so far. Under torchrun, each process takes its part of every batch, and the first one
+    writes; a run may be resumed at another number of processes.
 
     For example:
 
     khot sae acts.npz -k 32 --latents 4096 --out sae
 
     khot sae acts.safetensors --kind batch --out sae --steps 20000 --resume
+
+    torchrun --nproc-per-node 4 -m khot sae acts.npz --out sae
     """
-    try:
-        if (ranks := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
-            wrong = f"it runs on one process; torchrun started {ranks}, which would write the same files"
-            raise ValueError(f"{wrong}: start it without torchrun")
+
+    def set_up() -> tuple[Activations, SparseAutoencoderConfig, Training]:
         for package in ("safetensors", "matplotlib"):
             require(package, extra="sae")
         data = open_activations(activations, array)
         count = int(k) if k.is_integer() else k
         shape: dict[str, Any] = {"d_in": data.d, "latents": latents, "k": count, "kind": kind, "zipf": zipf}
         config = SparseAutoencoderConfig(**shape, layer_norm=layer_norm)
-        training = Training(selector=selector, steps=steps, batch_size=batch_size, lr=lr, seed=seed)
-        check_writable(out / REPORT)
-        with progress("starting") as on_progress:
-            data.crc = check_activations(data, lambda done: on_progress("checking the activations", done, data.tokens))
+        return data, config, Training(selector=selector, steps=steps, batch_size=batch_size, lr=lr, seed=seed)
+
+    with processes("sae") as (group, is_first):
+        data, config, training = together(set_up, group)
+        with progress("starting", is_shown=is_first) as on_progress:
+
+            def check() -> int:
+                check_writable(out / REPORT)
+                return check_activations(data, lambda done: on_progress("checking the activations", done, data.tokens))
+
+            data.crc = on_first(check, group)
 
             def on_step(point: Point, total: int) -> None:
                 on_progress(_label(point), point.step, total)
 
             how: dict[str, Any] = {"resume": resume, "checkpoint_every": checkpoint_every, "on_step": on_step}
-            result = train(data, config, training, out, **how)
-        write(out / REPORT, report(result, activations.name, command()))
-    except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
-        fail("sae", str(error))
+            result = train(data, config, training, out, **how, group=group)
+        on_first(lambda: write(out / REPORT, report(result, activations.name, command())), group)
+    if not is_first:
+        raise typer.Exit(0 if result.is_complete else 130)
     if json:
         typer.echo(dumps(result.metrics, indent=1, allow_nan=False))
     else:

@@ -1,18 +1,22 @@
 """What the commands share on a terminal: a table, a progress bar, an error, and the command itself as text."""
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Never
+from typing import Any, Never
 
+import torch.distributed as dist
 import typer
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+
+from ..distributed import ON_ALL
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[str]], *, all_left: bool = False) -> Table:
@@ -31,13 +35,40 @@ def console() -> Console:
 
 
 @contextmanager
-def progress(label: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a progress bar on stderr; call it with a label, the work done, and all the work."""
+def progress(label: str, *, is_shown: bool = True) -> Iterator[Callable[[str, int, int], None]]:
+    """Show a progress bar on stderr, if that is a terminal; call it with a label, the work done, and all the work."""
     text = TextColumn("{task.description}", markup=False)
     columns = (text, BarColumn(24), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    is_off = not is_shown or not sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=is_off) as bar:
         task = bar.add_task(label, total=None)
         yield lambda label, done, total: bar.update(task, description=f"{label:<38}", completed=done, total=total)
+
+
+@contextmanager
+def processes(command: str) -> Iterator[tuple[Any, bool]]:
+    """Join the processes that torchrun started; yield their group, None if there is one process, and who is first.
+
+    Bad input, on any of them, is one line by the first one, and exit code 2 for all.
+    """
+    group, is_first = None, os.environ.get("RANK", "0") == "0"
+    try:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            dist.init_process_group("gloo")
+            group = dist.group.WORLD
+        yield group, is_first
+    except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
+        if not is_first and (ON_ALL in getattr(error, "__notes__", ()) or isinstance(error, FloatingPointError)):
+            raise typer.Exit(2) from None
+        fail(command, str(error))
+    except RuntimeError as error:
+        if group is None or not any(word in str(error) for word in ("gloo", "peer")):
+            raise
+        lost = "the connection to another process was lost; files that were written are complete"
+        fail(command, f"{lost}, and --resume continues from the last checkpoint")
+    finally:
+        if group is not None:
+            dist.destroy_process_group()
 
 
 def fail(command: str, message: str) -> Never:

@@ -69,18 +69,19 @@ def sample_khot(
     """
     if _check.is_dtensor(x):
         _check.no_group(group)
+        if sample_shape:
+            raise NotImplementedError("`sample_shape` must be () for a DTensor; expand it instead.")
         return _sample_dtensor(x, k, dim, temperature, mask, design, generator)
     _check.scores(x, dim)
     soft = sigmoid_topk(x.to(torch.float64), k, dim=dim, temperature=temperature, mask=mask, group=group)
-    if group is not None:
-        rows = _shape.last(soft.detach(), dim)
-        drawn = sample_parts(design, rows, k, generator=generator, group=group)
-        return straight_through(_shape.from_rows(drawn, dim, torch.float64), soft).to(x.dtype)
-    _check_feasible(soft, dim)
     rows = _shape.last(soft.detach(), dim)
-    if not can_read():  # a bad row is drawn as zeros, and NaN again in the end
-        rows = rows.nan_to_num(0.0)
-    drawn = design(rows, k, validate_args=False).sample(sample_shape, generator=generator)
+    if group is not None:
+        drawn = sample_parts(design, rows, k, sample_shape=sample_shape, generator=generator, group=group)
+    else:
+        _check_feasible(soft, dim)
+        if not can_read():  # a bad row is drawn as zeros, and NaN again in the end
+            rows = rows.nan_to_num(0.0)
+        drawn = design(rows, k, validate_args=False).sample(sample_shape, generator=generator)
     hard = _shape.from_rows(drawn, dim if dim < 0 else dim - x.ndim, torch.float64)
     return straight_through(hard, soft.expand(hard.shape)).to(x.dtype)
 

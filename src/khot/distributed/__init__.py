@@ -6,8 +6,11 @@ all processes of the group. A DTensor says by itself which of its dimensions are
 
 from .._math.across import Message, messages
 from .._math.across import Over as Over
+from ._exchange import ON_ALL as ON_ALL
 from ._exchange import exchange as exchange
 from ._exchange import exchange_counts as exchange_counts
+from ._exchange import on_first as on_first
+from ._exchange import together as together
 from ._layout import names_of as names_of
 from ._layout import on_parts as on_parts
 from ._relax import hard_topk as hard_topk

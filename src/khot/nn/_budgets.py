@@ -38,17 +38,17 @@ def global_budget(
     if len(kinds := {(t.dtype, _check.is_dtensor(t)) for t in given}) > 1:
         raise TypeError(f"`scores` must have one dtype, and all or none be DTensors; got {len(kinds)} kinds.")
     is_split = _check.is_dtensor(given[0])
-    parts, group = _local(given) if is_split else (given, None)
+    parts, group = local_parts(given) if is_split else (given, None)
     row = torch.cat([part.flatten() for part in parts])
     if temperature is None:
         chosen = hard_topk(row, k, group=group)
     else:
         chosen = sigmoid_topk(row, k, temperature=temperature, group=group)
     masks = [mask.view(part.shape) for mask, part in zip(chosen.split([p.numel() for p in parts]), parts, strict=True)]
-    return _wrapped(masks, given) if is_split else masks
+    return [wrapped(mask, t) for mask, t in zip(masks, given, strict=True)] if is_split else masks
 
 
-def _local(given: list[Any]) -> tuple[list[Tensor], list[str] | None]:
+def local_parts(given: list[Any]) -> tuple[list[Tensor], list[str] | None]:
     """Return this process's parts of DTensors, and the groups over which they are split."""
     mesh, splits = given[0].device_mesh, {tuple(p.is_shard() for p in t.placements) for t in given}
     is_partial = any(p.is_partial() for t in given for p in t.placements)
@@ -59,11 +59,9 @@ def _local(given: list[Any]) -> tuple[list[Tensor], list[str] | None]:
     return [t.to_local() for t in given], names or None
 
 
-def _wrapped(masks: list[Tensor], given: list[Any]) -> list[Any]:
-    """Return this process's parts as DTensors again."""
+def wrapped(part: Tensor, like: Any) -> Any:
+    """Return this process's part of something as a DTensor again, divided as `like` is."""
     from torch.distributed.tensor import DTensor
 
-    return [
-        DTensor.from_local(mask, t.device_mesh, t.placements, run_check=False, shape=t.shape, stride=t.stride())
-        for mask, t in zip(masks, given, strict=True)
-    ]
+    layout = {"shape": like.shape, "stride": like.stride()}
+    return DTensor.from_local(part, like.device_mesh, like.placements, run_check=False, **layout)

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .. import _check
-from ..designs import Design, Pivotal
+from .._shape import Group
+from ..designs import Design, Pivotal, sample_khot
 from ..estimators import straight_through_sample, takes_objective
 from ..relaxations import Relaxation, hard_topk, sigmoid_topk, straight_through
 from ._precision import KeepsPrecision, shown, wide_dtype
@@ -75,6 +77,9 @@ class KHotGate(KeepsPrecision):
             through.
         estimator: how the gradient passes the sample: a function of `khot.estimators` that gives surrogate samples.
         temperature: of the relaxation; a buffer, which a `Schedule` may change.
+        group: the process group over which features are divided; `scores` and x are then this process's part of them,
+            and k is that of the whole. Samples need `sigmoid_topk`, `straight_through_sample` and the design
+            `Systematic` or `partial(Pivotal, order="given")`. A DTensor of scores needs no group, and x is a DTensor.
 
     Attributes:
         budget: an integer buffer, the size of m in training: k, unless a `Schedule` moves it, for example from n to k.
@@ -103,16 +108,17 @@ class KHotGate(KeepsPrecision):
         design: Callable[..., Design] | None = Pivotal,
         estimator: Callable[..., Tensor] = straight_through_sample,
         temperature: float = 1.0,
+        group: Group = None,
     ) -> None:
         super().__init__()
         _check.positive("temperature", temperature)
-        if isinstance(scores, nn.Module):
-            _check.at_least("k", k, 0)
-        else:
-            _check.at_least("scores", scores, 1)
+        _check.at_least("k", k, 0)
+        if not isinstance(scores, nn.Module):
+            _check.at_least("scores", scores, 1 if group is None else 0)
+        if not isinstance(scores, nn.Module) and group is None:
             _check.whole("k", k, scores, "features")
         self.scores = scores if isinstance(scores, nn.Module) else nn.Parameter(torch.zeros(int(scores)))
-        self.k = int(k)
+        self.k, self.group = int(k), group
         self.relaxation, self.design, self.estimator = relaxation, design, estimator
         self.takes_objective = takes_objective(estimator)
         self.register_buffer("temperature", torch.tensor(float(temperature), dtype=wide_dtype()))
@@ -125,30 +131,51 @@ class KHotGate(KeepsPrecision):
             return self.scores
         theta: Tensor = self.scores(x)
         _check.same_shape("scores(x)", theta, x, "x")
-        _check.whole("k", self.k, x.shape[-1], "features")
+        if self.group is None:
+            _check.whole("k", self.k, x.shape[-1], "features")
         return theta
 
     def probs(self, x: Tensor) -> Tensor:
         """Return the inclusion probabilities π of training, in the shape of the scores."""
-        return self.relaxation(self.scores_of(x), self.budget.clamp(max=x.shape[-1]), temperature=self.temperature)
+        more = {} if self.group is None else {"group": self.group}
+        return self.relaxation(self.scores_of(x), self._count(x), temperature=self.temperature, **more)
+
+    def _count(self, x: Tensor) -> Tensor:
+        return self.budget.clamp(max=x.shape[-1]) if self.group is None else self.budget
 
     def law(self, x: Tensor) -> Design:
         """Return the design that training draws from; estimators that want the objective, such as `rloo`, take it."""
         if self.design is None:
             raise ValueError("`design` is None: this gate is relaxed and has no samples. Give it one, such as Pivotal.")
-        return self.design(self.probs(x).to(torch.float64), self.budget.clamp(max=x.shape[-1]), validate_args=False)
+        if self.group is not None or _check.is_dtensor(self.scores_of(x)):
+            raise NotImplementedError("A law of features that are divided over processes is not there as an object.")
+        return self.design(self.probs(x).to(torch.float64), self._count(x), validate_args=False)
 
     def mask(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """Return m for x (…, n), in its shape: a sample for each row in training, else the k largest scores."""
         if not self.training:
-            return hard_topk(self.scores_of(x), self.k).to(x.dtype).expand(x.shape)
+            return hard_topk(self.scores_of(x), self.k, group=self.group).to(x.dtype).expand(x.shape)
         if self.design is None:
             return self.probs(x).to(x.dtype).expand(x.shape)
         if self.takes_objective:
             how = "this one wants the objective: call it with `gate.law(x)`"
             raise TypeError(f"`estimator` must give surrogate samples; {how}.")
+        theta = self.scores_of(x)
+        if self.group is not None or _check.is_dtensor(theta):
+            return self._drawn_in_parts(theta, x, generator).to(x.dtype)
         law = self.law(x)
         return self.estimator(law, x.shape[: x.ndim - 1 - len(law.batch_shape)], generator=generator).to(x.dtype)
+
+    def _drawn_in_parts(self, theta: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Return a sample for each row of x, whose features are divided over processes."""
+        if self.relaxation is not sigmoid_topk or self.estimator is not straight_through_sample:
+            wanted = "`relaxation` must be `sigmoid_topk` and `estimator` `straight_through_sample`"
+            raise NotImplementedError(f"{wanted} if features are divided over processes; got others.")
+        assert self.design is not None
+        how: dict[str, Any] = {"temperature": self.temperature, "design": self.design, "generator": generator}
+        if self.group is None:
+            return sample_khot(theta.expand(x.shape), self._count(x), **how)
+        return sample_khot(theta, self.budget, sample_shape=x.shape[: x.ndim - theta.ndim], group=self.group, **how)
 
     def forward(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """Return x (…, n) with all but the chosen features set to zero."""

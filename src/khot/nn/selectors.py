@@ -4,11 +4,13 @@ A selector of your own is a function with the signature of `Selector`. If it giv
 the others 0, with no gradient, it may say so by an attribute `is_hard = True`: layers then look at k candidates alone.
 """
 
+from functools import partial
 from typing import Protocol
 
 from torch import Generator, Tensor
 
-from ..designs import sample_khot
+from .._shape import Group
+from ..designs import Pivotal, sample_khot
 from ..relaxations import hard_topk, sigmoid_topk
 from ..relaxations import straight_through as straight
 
@@ -29,6 +31,8 @@ class Selector(Protocol):
         k: how many to choose along the last dim; a number, or a tensor (…).
         temperature: of what is soft, larger is softer.
         generator: of what is random; torch's own if None.
+
+    Layers whose rows are divided over processes also pass `group=`, as for `khot.sigmoid_topk`.
     """
 
     def __call__(
@@ -36,21 +40,33 @@ class Selector(Protocol):
     ) -> Tensor: ...
 
 
-def hard(scores: Tensor, k: Number, *, temperature: Number = 1.0, generator: Generator | None = None) -> Tensor:
+def hard(
+    scores: Tensor,
+    k: Number,
+    *,
+    temperature: Number = 1.0,
+    generator: Generator | None = None,
+    group: Group = None,
+) -> Tensor:
     """Give the k largest the weight 1, with no gradient, by `khot.hard_topk`; k is rounded.
 
     Examples:
         >>> khot.nn.selectors.hard(torch.tensor([0.3, 0.9, 0.1]), 1)
         tensor([0., 1., 0.])
     """
-    return hard_topk(scores, k.detach().round() if isinstance(k, Tensor) else round(k))
+    return hard_topk(scores, k.detach().round() if isinstance(k, Tensor) else round(k), group=group)
 
 
 vars(hard)["is_hard"] = True
 
 
 def straight_through(
-    scores: Tensor, k: Number, *, temperature: Number = 1.0, generator: Generator | None = None
+    scores: Tensor,
+    k: Number,
+    *,
+    temperature: Number = 1.0,
+    generator: Generator | None = None,
+    group: Group = None,
 ) -> Tensor:
     """Return the value of `hard` with the gradient of `soft`, to the scores and to k.
 
@@ -59,24 +75,42 @@ def straight_through(
         >>> khot.nn.selectors.straight_through(x, 1)
         tensor([0., 1., 0.], grad_fn=<AddBackward0>)
     """
-    return straight(hard(scores, k), sigmoid_topk(scores, k, temperature=temperature))
+    soft = sigmoid_topk(scores, k, temperature=temperature, group=group)
+    return straight(hard(scores, k, group=group), soft)
 
 
-def soft(scores: Tensor, k: Number, *, temperature: Number = 1.0, generator: Generator | None = None) -> Tensor:
+def soft(
+    scores: Tensor,
+    k: Number,
+    *,
+    temperature: Number = 1.0,
+    generator: Generator | None = None,
+    group: Group = None,
+) -> Tensor:
     """Return `khot.sigmoid_topk`; lower the temperature in training, since layers select hard in evaluation.
 
     Examples:
         >>> khot.nn.selectors.soft(torch.tensor([0.3, 0.9, 0.1]), 1)
         tensor([0.3006, 0.4392, 0.2603])
     """
-    return sigmoid_topk(scores, k, temperature=temperature)
+    return sigmoid_topk(scores, k, temperature=temperature, group=group)
 
 
-def sampled(scores: Tensor, k: Number, *, temperature: Number = 1.0, generator: Generator | None = None) -> Tensor:
+def sampled(
+    scores: Tensor,
+    k: Number,
+    *,
+    temperature: Number = 1.0,
+    generator: Generator | None = None,
+    group: Group = None,
+) -> Tensor:
     """Draw k at random by `khot.sample_khot`, with the inclusion probabilities and the gradient of `soft`.
 
     Examples:
         >>> khot.nn.selectors.sampled(torch.tensor([0.3, 0.9, 0.1]), 1, generator=torch.Generator().manual_seed(1))
         tensor([0., 1., 0.])
     """
-    return sample_khot(scores, k, temperature=temperature, generator=generator)
+    if group is None:
+        return sample_khot(scores, k, temperature=temperature, generator=generator)
+    how = {"design": partial(Pivotal, order="given"), "group": group}
+    return sample_khot(scores, k, temperature=temperature, generator=generator, **how)

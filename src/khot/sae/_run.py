@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from .._extras import require
 from .._files import check_writable, write
 from .._interrupts import interruptible
+from .._shape import Group
 from .._threads import threads_for
 from ..nn import SparseAutoencoder, SparseAutoencoderConfig, SparseAutoencoderMetrics
 from ..nn.sae import CONFIG, WEIGHTS, read_tensors, write_tensors
@@ -42,6 +44,7 @@ def train(
     resume: bool = False,
     checkpoint_every: int = 500,
     on_step: Callable[[Point, int], bool | None] = lambda point, steps: None,
+    group: Group = None,
 ) -> Run:
     """Train in a folder, and write cfg.json, sae_weights.safetensors and metrics.json there; needs the extra `sae`.
 
@@ -58,6 +61,8 @@ def train(
         on_step: called after each step with its figures and the number of steps in all; returning True stops the run
             there, as Ctrl-C does, with a checkpoint and the results so far. A second Ctrl-C stops at once and leaves
             the last checkpoint.
+        group: the process group whose processes train one model, each on its part of every batch. The first process
+            alone reads and writes the folder. A run may be resumed at another number of processes.
 
     Raises:
         FileExistsError: the folder holds another run, or this one and `resume` is False; nothing is written.
@@ -69,31 +74,40 @@ def train(
     require("safetensors.torch", extra="sae")  # before the long work
     folder = Path(folder)
     with threads_for(training.batch_size * config.d_in * config.latents):
-        trainer = Trainer(data, config, training)
-        if _prepare(folder, trainer, resume):
-            metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+        trainer = Trainer(data, config, training, group=group)
+        ranks, own = trainer.ranks, trainer.settings()
+        if ranks.any(ranks.on_first(lambda: own) != own):
+            raise ValueError("`data`, `config` and `training` must be the same on all processes; they differ")
+        step, tensors, metrics = ranks.on_first(lambda: _found(folder, trainer, resume))
+        if metrics is not None:
             return Run(metrics, [Point(*point) for point in metrics["curve"]], True)
-        check_writable(folder / METRICS)
+        if tensors is not None:
+            trainer.restore(step, tensors)
         stopped = False
         with interruptible() as interrupted:
             while trainer.step < training.steps and not stopped:
                 point = trainer.advance()
                 if trainer.step % checkpoint_every == 0:
                     _checkpoint(folder, trainer)
-                stopped = bool(on_step(point, training.steps)) or interrupted()
+                stopped = ranks.any(bool(on_step(point, training.steps)) or interrupted())
             _checkpoint(folder, trainer)
             return _finish(folder, trainer)
 
 
-def measure(sae: SparseAutoencoder, data: Activations, first: int = 0, step: int = 1) -> dict[str, Any]:
+def measure(
+    sae: SparseAutoencoder, data: Activations, first: int = 0, step: int = 1, *, group: Group = None
+) -> dict[str, Any]:
     """Return the metrics of a model over the rows first, first + step, …, thinned out to 131072 rows.
 
-    `measure(sae, data, HELD_OUT - 1, HELD_OUT)` takes the rows that training leaves out.
+    `measure(sae, data, HELD_OUT - 1, HELD_OUT)` takes the rows that training leaves out. Processes of a group take a
+    part of the rows each, and all get the result.
     """
     rows = np.arange(first, data.tokens, step)
     rows = rows[:: -(-len(rows) // MOST)]
-    metrics = SparseAutoencoderMetrics()
-    for part in np.array_split(rows, -(-len(rows) // ROWS)):
+    metrics = SparseAutoencoderMetrics(group=group)
+    if group is not None:
+        rows = rows[sae.ranks.rows(len(rows))]
+    for part in np.array_split(rows, max(1, -(-len(rows) // ROWS))):
         metrics.update(sae, data.rows(part))
     return metrics.result()
 
@@ -101,21 +115,26 @@ def measure(sae: SparseAutoencoder, data: Activations, first: int = 0, step: int
 def _finish(folder: Path, trainer: Trainer) -> Run:
     """Write the results; if the run is complete, delete the checkpoint."""
     is_complete = trainer.step == trainer.training.steps
-    sae = trainer.sae.eval()
-    sae.save(folder)
+    sae, ranks = trainer.sae.eval(), trainer.ranks
+    group = ranks.tokens or None
+    ranks.on_first(lambda: sae.save(folder))
     has_held_out = trainer.data.tokens >= HELD_OUT
     metrics = {
-        **_finite(measure(sae, trainer.data)),
-        "held_out": _finite(measure(sae, trainer.data, HELD_OUT - 1, HELD_OUT)) if has_held_out else None,
+        **_finite(measure(sae, trainer.data, group=group)),
+        "held_out": _finite(measure(sae, trainer.data, HELD_OUT - 1, HELD_OUT, group=group)) if has_held_out else None,
         "steps": trainer.step,
         "complete": is_complete,
-        "run": trainer.description(),
+        "run": ranks.on_first(trainer.description),
         "curve": trainer.curve,
     }
     sae.train()
-    write(folder / METRICS, json.dumps(metrics, indent=1, allow_nan=False) + "\n")
-    if is_complete:
-        (folder / CHECKPOINT).unlink(missing_ok=True)
+
+    def finish() -> None:
+        write(folder / METRICS, json.dumps(metrics, indent=1, allow_nan=False) + "\n")
+        if is_complete:
+            (folder / CHECKPOINT).unlink(missing_ok=True)
+
+    ranks.on_first(finish)
     return Run(metrics, trainer.curve, is_complete)
 
 
@@ -124,13 +143,13 @@ def _finite(metrics: dict[str, Any]) -> dict[str, Any]:
     return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in metrics.items()}
 
 
-def _prepare(folder: Path, trainer: Trainer, resume: bool) -> bool:
-    """Restore the checkpoint, if there is one, and return whether the run is complete.
+def _found(folder: Path, trainer: Trainer, resume: bool) -> tuple[int, dict[str, Tensor] | None, Any]:
+    """Return the step and the tensors of the checkpoint, if there is one, and the metrics of a complete run.
 
-    Raises FileExistsError if the folder holds another run.
+    Raises FileExistsError if the folder holds another run, and ValueError if it cannot be written.
     """
     checkpoint, new = folder / CHECKPOINT, trainer.description()
-    step, tensors, is_complete = 0, None, False
+    step, tensors, metrics, is_complete = 0, None, None, False
     if checkpoint.exists():
         tensors = read_tensors(checkpoint)
         with require("safetensors", extra="sae").safe_open(checkpoint, "pt") as file:
@@ -146,19 +165,24 @@ def _prepare(folder: Path, trainer: Trainer, resume: bool) -> bool:
             what = "an autoencoder that is not of `khot sae`"
             raise FileExistsError(f"{folder} holds {what}: choose another folder") from None
     else:
-        return False
+        check_writable(folder / METRICS)
+        return 0, None, None
     if changed := [key for key in {**new, **old} if old.get(key) != new.get(key)]:
         said = "; ".join(f"{key} {old.get(key)}, not {new.get(key)}" for key in changed[:4])
         raise FileExistsError(f"{folder} holds a run with {said}: choose another folder")
     if not resume:
         raise FileExistsError(f"{folder} holds this run already: resume it, or choose another folder")
-    if tensors is not None:
-        trainer.restore(step, tensors)
-    return is_complete
+    if not is_complete:
+        check_writable(folder / METRICS)
+    return step, tensors, metrics if is_complete else None
 
 
 def _checkpoint(folder: Path, trainer: Trainer) -> None:
     if not all(bool(p.isfinite().all()) for p in trainer.sae.parameters()):
         raise trainer.diverged()
-    about = {"step": str(trainer.step), "run": json.dumps(trainer.description())}
-    write_tensors(folder / CHECKPOINT, trainer.state(), about)
+
+    def save() -> None:
+        about = {"step": str(trainer.step), "run": json.dumps(trainer.description())}
+        write_tensors(folder / CHECKPOINT, trainer.state(), about)
+
+    trainer.ranks.on_first(save)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import _check
+from .._shape import Group
 from ..nn import SparseAutoencoder, SparseAutoencoderConfig, selectors
 from ._activations import Activations
 
@@ -85,6 +86,7 @@ class Trainer:
         data: the activations. One row in every `HELD_OUT` is not trained on.
         config: of the model.
         training: the settings.
+        group: the process group whose processes train one model, each on its part of every batch.
 
     Attributes:
         sae: the model, a `khot.nn.SparseAutoencoder`.
@@ -92,7 +94,9 @@ class Trainer:
         curve: at most 1000 points of the training curve.
     """
 
-    def __init__(self, data: Activations, config: SparseAutoencoderConfig, training: Training) -> None:
+    def __init__(
+        self, data: Activations, config: SparseAutoencoderConfig, training: Training, *, group: Group = None
+    ) -> None:
         self.data, self.training = data, training
         self.step, self.curve = 0, list[Point]()
         self._epoch, self._order = -1, np.empty(0)
@@ -100,14 +104,20 @@ class Trainer:
         self.batch_size = min(training.batch_size, self.trained_on)
         config.axis.check_tokens(self.batch_size, config.k, config.latents)
         self.recipe = RECIPES[training.selector]
-        self.sae = SparseAutoencoder(config, selector=self.recipe.selector, generator=self._generator(0, 0))
+        how = {"selector": self.recipe.selector, "generator": self._generator(0, 0), "group": group}
+        self.sae = SparseAutoencoder(config, **how)
+        self.ranks = self.sae.ranks
         samples = np.linspace(0, self.trained_on - 1, min(self.trained_on, SAMPLES)).round().astype(np.int64)
         self.sae.start(self._rows(samples))
         self.adam = torch.optim.Adam(self.sae.parameters(), lr=training.lr, eps=EPSILON)
 
     def description(self) -> dict[str, Any]:
         """Return everything the result depends on, to compare with another run."""
-        data = {"batch_size": self.batch_size, "tokens": self.data.tokens, "crc": self.data.crc}
+        return {**self.settings(), "crc": self.data.crc}
+
+    def settings(self) -> dict[str, Any]:
+        """Return the same without what takes a pass over the data."""
+        data = {"batch_size": self.batch_size, "tokens": self.data.tokens}
         return {**asdict(self.sae.config), **asdict(self.training), **data}
 
     def advance(self) -> Point:
@@ -119,16 +129,17 @@ class Trainer:
         warm = (self.step + 1) / (1 + min(100, t.steps // 10))
         for group in self.adam.param_groups:
             group["lr"] = t.lr * min(1.0, warm, (1 - done) / 0.2)
-        out = sae(self._batch(), generator=self._generator(2, self.step))
+        out = sae(self._batch(), generator=self._generator(2, self.step, *self.ranks.seed()))
         if not out.loss.isfinite():
             raise self.diverged()
         self.adam.zero_grad()
         out.loss.backward()
+        self.ranks.average(sae.parameters())
         sae.remove_parallel_gradient()
         self.adam.step()
         sae.normalize_decoder()
         self.step += 1
-        l0 = float((out.code.values > 0).sum()) / self.batch_size
+        l0 = float(self.ranks.sum((out.code.values > 0).sum())) / self.batch_size
         loss, fvu, dead = float(out.loss.detach()), float(out.fvu.detach()), int(sae.dead().sum())
         point = Point(self.step, loss, fvu, l0, dead, float(sae.temperature))
         if self.step % max(1, t.steps // POINTS) == 0 or self.step == t.steps:
@@ -168,12 +179,12 @@ class Trainer:
             order = torch.randperm(self.trained_on, generator=self._generator(1, epoch), dtype=dtype)
             self._epoch, self._order = epoch, order.numpy()
         index = np.sort(self._order[place * self.batch_size : (place + 1) * self.batch_size]).astype(np.int64)
-        return self._rows(index)
+        return self._rows(index[self.ranks.rows(len(index))])
 
     def _rows(self, index: np.ndarray[Any, Any]) -> Tensor:
         """Read rows numbered among those that are trained on."""
         return self.data.rows(index + index // (HELD_OUT - 1))
 
-    def _generator(self, stream: int, number: int) -> torch.Generator:
-        words = np.random.SeedSequence((self.training.seed, stream, number)).generate_state(1, np.uint64)
+    def _generator(self, *stream: int) -> torch.Generator:
+        words = np.random.SeedSequence((self.training.seed, *stream)).generate_state(1, np.uint64)
         return torch.Generator().manual_seed(int(words[0] >> 1))

@@ -82,7 +82,7 @@ def test_zipf_budgets_go_to_who_could_explain_most():
 
 
 def test_zipf_budgets_do_not_make_all_latents_as_wide_as_the_first():
-    encoder = Encoder(torch.randn(500, 4), torch.randn(4, 300), torch.zeros(300))
+    encoder = Encoder(torch.randn(500, 4), torch.randn(4, 300), torch.zeros(300), 500, 300)
     budgets = apportion(zipf(torch.randn(300), 1.0), 1000, 500)
     blocks = AXES["feature"].candidates(encoder, 2.0, 1.0, lambda k, count: budgets)
     assert sum(block.values.numel() for block in blocks) < 2 * 1000

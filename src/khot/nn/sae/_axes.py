@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .. import selectors
 from .._precision import KeepsPrecision, wide_dtype
+from ._ranks import HERE, Ranks
 
 Entries = tuple[Tensor, Tensor, Tensor]  # tokens, latents and values, (entries,) each
 Budgets = Callable[[float | Tensor, int], Tensor]  # k and the number of tokens to the tokens of each latent, (latents,)
@@ -22,12 +23,18 @@ SPAN = 10  # at first, the threshold is the mean of the last tenth or so of the 
 
 
 class Block(NamedTuple):
-    """Rows to select in, of m candidates each; (rows, m)."""
+    """Rows to select in, or this process's part of them, m candidates of each; (rows, m). −inf is no candidate."""
 
     values: Tensor
     tokens: Tensor
     latents: Tensor
     k: float | Tensor  # how many in each row: a number, or (rows,)
+    width: int  # the number of candidates in a whole row
+    group: list[str] | None = None  # the process groups over which rows are divided
+
+    def hard(self, k: float | Tensor) -> Tensor:
+        """Return ones at the k largest of each row."""
+        return selectors.hard(self.values, k, group=self.group)
 
 
 class Encoder(NamedTuple):
@@ -36,10 +43,13 @@ class Encoder(NamedTuple):
     x: Tensor  # (tokens, d)
     weight: Tensor  # (d, latents)
     bias: Tensor  # (latents,)
+    tokens: int  # how many there are on all processes
+    latents: int
+    ranks: Ranks = HERE
 
     def pieces(self) -> Iterator[tuple[int, Tensor]]:
         """Yield the first token and the pre-activations of some tokens at a time."""
-        step = max(1, PIECE // len(self.bias))
+        step = max(1, PIECE // max(1, len(self.bias)))
         for first in range(0, max(1, len(self.x)), step):
             yield first, torch.addmm(self.bias, self.x[first : first + step], self.weight).to(self.x.dtype)
 
@@ -51,6 +61,10 @@ class Axis:
     is_by_token = False  # whether candidates in training come by rising token
     is_by_latent = False  # whether each latent has a budget, a row of candidates and a threshold of its own
     architecture = "jumprelu"  # what SAELens calls the evaluated model
+
+    def groups(self, ranks: Ranks) -> list[str]:
+        """Return the process groups over which a row of candidates is divided."""
+        return ranks.everyone
 
     def check(self, k: float, zipf: float) -> None:
         """Raise unless a config is possible on this axis."""
@@ -67,8 +81,8 @@ class Axis:
 
     def candidates(self, encoder: Encoder, k: float | Tensor, ratio: float, budgets: Budgets | None) -> list[Block]:
         """Return the largest entries, to select among in training, `ratio` times as many as are selected."""
-        n, total = len(encoder.bias), k * len(encoder.x)
-        width = min(len(encoder.x) * n, math.ceil(ratio * number(total)))
+        n, total = len(encoder.bias), k * encoder.tokens
+        width = min(encoder.tokens * encoder.latents, math.ceil(ratio * number(total)))
         values, places = encoder.x.new_empty(0), torch.empty(0, dtype=torch.int64, device=encoder.x.device)
         for first, a in encoder.pieces():
             new, where = _largest(a.flatten(), width)
@@ -76,16 +90,19 @@ class Axis:
             if len(values) > width:
                 values, best = values.topk(width, sorted=False)
                 places = places[best]
-        return [Block(values[None], (places // n)[None], (places % n)[None], total)]
+        values, places = _best(values[None], places[None], width, Axis.groups(self, encoder.ranks))
+        return [Block(values, places // n, places % n, total, width, Axis.groups(self, encoder.ranks) or None)]
 
     def active(self, encoder: Encoder, k: float | Tensor, threshold: Tensor) -> list[Block]:
         """Return the entries selected in evaluation, by rising token: what exceeds 0 and the threshold."""
         parts = []
+        if self.is_by_latent:
+            threshold = threshold[encoder.ranks.part(encoder.latents)]
         for first, a in encoder.pieces():
             tokens, latents = (a > threshold.clamp(min=0)).nonzero(as_tuple=True)
             parts.append((a[tokens, latents], tokens + first, latents))
         values, tokens, latents = (torch.cat(part)[None] for part in zip(*parts, strict=True))
-        return [Block(values, tokens, latents, values.shape[1])]
+        return [Block(values, tokens, latents, values.shape[1], values.shape[1])]
 
     def saved_k(self, k: float) -> float:
         """Return a learned k as it is evaluated and saved."""
@@ -97,6 +114,9 @@ class Token(Axis):
 
     has_threshold, is_by_token, architecture = False, True, "topk"
 
+    def groups(self, ranks: Ranks) -> list[str]:
+        return ranks.latents
+
     def check(self, k: float, zipf: float) -> None:
         super().check(k, zipf)
         if k != int(k):
@@ -106,11 +126,12 @@ class Token(Axis):
         return 1.0
 
     def candidates(self, encoder: Encoder, k: float | Tensor, ratio: float, budgets: Budgets | None) -> list[Block]:
-        width = min(len(encoder.bias), math.ceil(ratio * number(k)))
-        found = [a.topk(width, sorted=False) for _, a in encoder.pieces()]
+        width, groups = min(encoder.latents, math.ceil(ratio * number(k))), self.groups(encoder.ranks)
+        found = [a.topk(min(width, a.shape[1]), sorted=False) for _, a in encoder.pieces()]
         values, latents = (torch.cat(parts) for parts in zip(*found, strict=True))
+        values, latents = _best(values, latents, width, groups)
         tokens = torch.arange(len(values), device=values.device)[:, None].expand_as(latents)
-        return [Block(values, tokens, latents, k)]
+        return [Block(values, tokens, latents, k, width, groups or None)]
 
     def active(self, encoder: Encoder, k: float | Tensor, threshold: Tensor) -> list[Block]:
         return self.candidates(encoder, self.saved_k(number(k)), 1.0, None)
@@ -124,6 +145,9 @@ class Latent(Axis):
 
     is_by_latent = True
 
+    def groups(self, ranks: Ranks) -> list[str]:
+        return ranks.tokens
+
     def check_tokens(self, count: int, k: float, latents: int) -> None:
         if count * k < latents:
             least = f"latents/k = {latents / k:g} tokens in a training batch, one for each latent"
@@ -135,18 +159,27 @@ class Latent(Axis):
     def candidates(self, encoder: Encoder, k: float | Tensor, ratio: float, budgets: Budgets | None) -> list[Block]:
         if budgets is None:  # before training
             return super().candidates(encoder, k, ratio, None)
-        count, n = len(encoder.x), len(encoder.bias)
+        count, n = encoder.tokens, encoder.latents
         self.check_tokens(count, n if isinstance(k, Tensor) else k, n)
-        shares = budgets(k, count)
+        shares, here = budgets(k, count), encoder.ranks.part(n)
         order = shares.detach().argsort(descending=True, stable=True)
         octaves = shares.detach()[order].log2().floor().unique_consecutive(return_counts=True)[1].tolist()
         blocks = []  # in each, no latent has half the budget of another
-        for latents in (part for octave in order.split(octaves) for part in octave.split(max(1, PIECE // count))):
-            a = torch.addmm(encoder.bias[latents, None], encoder.weight.t()[latents], encoder.x.t())  # by latent
-            values, tokens = a.topk(min(count, math.ceil(ratio * number(shares[latents].max()))), sorted=False)
-            each = latents[:, None].expand_as(tokens)
-            blocks.append(Block(values.to(encoder.x.dtype), tokens, each, shares[latents]))
+        for octave in order.split(octaves):
+            width = min(count, math.ceil(ratio * number(shares[octave].max())))
+            if encoder.ranks.latents:
+                octave = octave[(octave >= here.start) & (octave < here.stop)] - here.start
+            parts = octave.split(max(1, PIECE // count)) if len(octave) else ()
+            blocks += [self._block(encoder, part, shares[here][part], width) for part in parts]
         return blocks
+
+    def _block(self, encoder: Encoder, latents: Tensor, shares: Tensor, width: int) -> Block:
+        """Return the candidates of some latents, `width` for each."""
+        a = torch.addmm(encoder.bias[latents, None], encoder.weight.t()[latents], encoder.x.t())  # by latent
+        values, tokens = a.to(encoder.x.dtype).topk(min(width, a.shape[1]), sorted=False)
+        groups = self.groups(encoder.ranks)
+        values, tokens = _best(values, tokens, width, groups)
+        return Block(values, tokens, latents[:, None].expand_as(tokens), shares, width, groups or None)
 
 
 AXES: dict[str, Axis] = {"topk": Token(), "batch": Axis(), "feature": Latent()}
@@ -165,13 +198,22 @@ def _largest(a: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values, where
 
 
+def _best(values: Tensor, places: Tensor, width: int, groups: list[str]) -> tuple[Tensor, Tensor]:
+    """Return this process's part of the `width` largest of whole rows; places in a row that are too many are −inf."""
+    if not groups:
+        return values, places
+    is_best = selectors.hard(values, width, group=groups) != 0  # NaN stays, and will show
+    most = int(is_best.sum(-1).max()) if is_best.numel() else 0
+    values, order = torch.where(is_best, values, -torch.inf).topk(most, sorted=False)
+    return values, places.gather(-1, order)
+
+
 def largest(blocks: list[Block], times: float) -> Tensor:
     """Return ones at the times·k largest of each row, as far as there are candidates; (entries,)."""
     parts = []
     for block in blocks:
-        m = block.values.shape[-1]
-        k = (block.k * times).clamp(max=m) if isinstance(block.k, Tensor) else min(block.k * times, m)
-        parts.append(selectors.hard(block.values, k).flatten())
+        k, m = block.k * times, block.width
+        parts.append(block.hard(k.clamp(max=m) if isinstance(k, Tensor) else min(k, m)).flatten())
     return torch.cat(parts)
 
 
@@ -217,18 +259,20 @@ class Activity(KeepsPrecision):
     @torch.no_grad()
     def update(self, blocks: list[Block], encoder: Encoder) -> None:
         """Count the entries of a batch that the selection was among; an empty batch changes nothing."""
-        if not (count := len(encoder.x)):
+        if not (count := encoder.tokens):
             return
+        ranks, own = encoder.ranks, encoder.ranks.part(encoder.latents)
         before = self.batches.to(self.density.dtype)
         rate, faster = ((span / (span + before)).clamp(min=RATE) for span in (1, SPAN))
         active = torch.zeros_like(self.since)
         least = torch.full_like(self.threshold, torch.inf)
         for block in blocks:
-            kept = (selectors.hard(block.values, block.k) > 0) & (block.values > 0)
-            active.scatter_add_(0, block.latents.flatten(), kept.flatten().long())
-            if self.axis.has_threshold:  # the smallest value kept of each row
+            kept = (block.hard(block.k) > 0) & (block.values > 0)
+            active[own].scatter_add_(0, block.latents.flatten(), kept.flatten().long())
+            if self.axis.has_threshold and kept.numel():  # the smallest value kept of each row
                 lowest = torch.where(kept, block.values, torch.inf).amin(-1).to(least.dtype)
-                least[block.latents[:, 0] if self.axis.is_by_latent else ...] = lowest
+                least[block.latents[:, 0] + own.start if self.axis.is_by_latent else ...] = lowest
+        active, least = ranks.sum(active), ranks.least(least)
         self.batches += 1
         self.since += count
         self.since.masked_fill_(active > 0, 0)
@@ -238,7 +282,9 @@ class Activity(KeepsPrecision):
         self.threshold.copy_(torch.where(is_new, least, torch.where(least.isfinite(), moved, self.threshold)))
         if self.exponent:
             sums = [a.relu().square().sum(0) for _, a in encoder.pieces()]  # what each could explain, chosen or not
-            self.energy.lerp_((torch.stack(sums).sum(0) / count).to(self.energy.dtype), rate)
+            energy = torch.zeros_like(self.energy)
+            energy[own] = (torch.stack(sums).sum(0) / count).to(energy.dtype)
+            self.energy.lerp_(ranks.sum(energy), rate)
 
 
 def zipf(importance: Tensor, exponent: float) -> Tensor:

@@ -8,8 +8,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import cosine_similarity
 
+from ..._shape import Group
 from ..._sparse import SparseCode, weighted_rows
 from ._axes import AXES, Encoder, Entries, entries, zipf
+from ._ranks import HERE, Ranks
 
 EDGES = torch.arange(-6, 0.01, 0.25, device="cpu")  # of the histogram of densities, log10
 
@@ -73,10 +75,16 @@ def chosen(x: Tensor, weight: Tensor, bias: Tensor, entries: Entries, *, rises: 
     return _Chosen.apply(x, weight, bias, rises, *entries)  # type: ignore[no-any-return]
 
 
-def fraction_unexplained(error: Tensor, target: Tensor) -> Tensor:
+def fraction_unexplained(error: Tensor, target: Tensor, ranks: Ranks = HERE) -> Tensor:
     """Return ‖error‖² / ‖target − its mean‖², over all tokens (FVU); 0 if the target does not vary."""
-    variance = (target - target.mean(0)).square().sum()
-    return torch.where(variance == 0, 0.0, error.square().sum() / variance.clamp(min=torch.finfo(error.dtype).tiny))
+    if ranks.tokens:
+        center = ranks.total(target.sum(0), ranks.tokens) / max(1, ranks.count(target))
+        deviation = target - ranks.spread(center, ranks.tokens)
+        sums = torch.stack((error.square().sum(), deviation.square().sum()))
+        unexplained, variance = ranks.total(sums, ranks.tokens).unbind()
+    else:
+        unexplained, variance = error.square().sum(), (target - target.mean(0)).square().sum()
+    return torch.where(variance == 0, 0.0, unexplained / variance.clamp(min=torch.finfo(error.dtype).tiny))
 
 
 def aux_k_loss(x: Tensor, residual: Tensor, of: Tensor, weights: tuple[Tensor, Tensor, Tensor], most: int) -> Tensor:
@@ -97,15 +105,28 @@ def aux_k_loss(x: Tensor, residual: Tensor, of: Tensor, weights: tuple[Tensor, T
         >>> khot.nn.aux_k_loss(x, x, torch.tensor([1]), weights, 1)  # latent 1 explains one token of two
         tensor(1.)
     """
+    return explained_by(x, residual, of, weights, most, len(of), HERE) if len(of) else residual.new_zeros(())
+
+
+def explained_by(
+    x: Tensor,
+    residual: Tensor,
+    of: Tensor,
+    weights: tuple[Tensor, Tensor, Tensor],
+    most: int,
+    count: int,
+    ranks: Ranks,
+) -> Tensor:
+    """Return `aux_k_loss`, where `of` and `weights` are those of this process, and `count` the dead on all of them."""
     residual = residual.detach()
-    if not len(of):
-        return residual.new_zeros(())
     w_enc, b_enc, w_dec = weights[0].t()[of].t(), weights[1][of], weights[2][of]
     with torch.no_grad():
-        blocks = AXES["topk"].candidates(Encoder(x, w_enc, b_enc), min(most, len(of)), 1.0, None)
+        encoder = Encoder(x, w_enc, b_enc, len(x), count, ranks)  # a row is a token, whatever their number elsewhere
+        blocks = AXES["topk"].candidates(encoder, min(most, count), 1.0, None)
     at = entries(blocks)
     values = chosen(x, w_enc, b_enc, at, rises=True).relu()
-    return fraction_unexplained(residual - weighted_rows(*at[:2], values, w_dec, len(x)), residual)
+    out = ranks.total(weighted_rows(*at[:2], values, w_dec, len(x)), ranks.latents)
+    return fraction_unexplained(residual - out, residual, ranks)
 
 
 def aux_zipf_loss(
@@ -135,14 +156,24 @@ def aux_zipf_loss(
         >>> khot.nn.aux_zipf_loss(x, x, torch.tensor([0.5, 0.0]), weights, 1, k=1.0)
         tensor(1.)
     """
-    law = zipf(density, exponent) * k
-    return aux_k_loss(x, residual, (density < fraction * law).nonzero().squeeze(1), weights, most)
+    of = is_underused(density, k, exponent, fraction).nonzero().squeeze(1)
+    return aux_k_loss(x, residual, of, weights, most)
+
+
+def is_underused(density: Tensor, k: float, exponent: float, fraction: float) -> Tensor:
+    """Return which latents are active less than `fraction` of what Zipf's law gives their rank; (n,)."""
+    return density < fraction * zipf(density, exponent) * k
 
 
 class SparseAutoencoderMetrics:
     """Measure L0, FVU, cosine, bias of size and activity of an autoencoder in evaluation mode, batch by batch.
 
     Sums are in float64, and the batches may be of any size: the result is that of all tokens at once.
+
+    Args:
+        group: the process group over which tokens are divided; then `result` and `density` are those of all tokens, and
+            all processes call them.
+        latent_group: that of the autoencoder, if its latents are divided.
 
     Examples:
         >>> metrics = khot.nn.SparseAutoencoderMetrics()
@@ -154,19 +185,24 @@ class SparseAutoencoderMetrics:
         2.0
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, group: Group = None, latent_group: Group = None) -> None:
         self.tokens = 0
         self._sums: dict[str, Tensor] = {}
+        self._ranks = Ranks(group, latent_group)
 
     @torch.no_grad()
     def update(self, sae: Callable[[Tensor], Any], x: Tensor) -> None:
         """Add a batch (…, d_in) and what an autoencoder, or a function like one, makes of it."""
-        out = sae(x)
+        out, ranks = sae(x), self._ranks
         code = out.code
+        if getattr(getattr(sae, "ranks", ranks), "latents", []) != ranks.latents:
+            raise ValueError("`latent_group` must be that of the autoencoder, whose latents are divided.")
         n, d = code.shape[-1], x.shape[-1]
+        whole = int(ranks.sum(torch.tensor(n, device=x.device), ranks.latents))
         x, y = x.reshape(-1, d).double(), out.reconstruction.reshape(-1, d).double()
         is_active = code.values > 0
-        per_token = torch.bincount(code.tokens[is_active], minlength=len(x)).clamp(max=n)
+        per_token = ranks.sum(torch.bincount(code.tokens[is_active], minlength=len(x)), ranks.latents).clamp(max=whole)
+        active = torch.bincount(code.latents[is_active], minlength=n).double()
         found = {
             "error": (x - y).square().sum(),
             "mean": x.sum(0),
@@ -174,8 +210,8 @@ class SparseAutoencoderMetrics:
             "size": y.square().sum(),
             "product": (x * y).sum(),
             "cosine": cosine_similarity(x, y, dim=1).sum(),
-            "active": torch.bincount(code.latents[is_active], minlength=n).double(),
-            "l0": torch.bincount(per_token, minlength=n + 1).double(),
+            "active": ranks.whole(active, whole, 0),
+            "l0": torch.bincount(per_token, minlength=whole + 1).double(),
         }
         self.tokens += len(x)
         self._sums = {name: self._sums.get(name, 0) + value for name, value in found.items()}
@@ -188,12 +224,13 @@ class SparseAutoencoderMetrics:
         `alive`, the fraction of latents that were active at all; `density_histogram`, latents by log10 of the fraction
         of tokens they are active for, dead ones left out.
         """
-        density, sums, tokens = self.density(), self._sums, self.tokens
+        sums, tokens = self._whole()
+        density = sums["active"] / tokens
         variance = sums["square"] - sums["mean"].square().sum() / tokens
         fvu = float(sums["error"] / variance)
         logs, up_to = density[density > 0].log10().float(), sums["l0"].cumsum(0)  # tokens with an L0 up to each number
         return {
-            "tokens": self.tokens,
+            "tokens": tokens,
             "fvu": fvu,
             "explained_variance": 1 - fvu,
             "l0": float(sums["active"].sum() / tokens),
@@ -210,6 +247,15 @@ class SparseAutoencoderMetrics:
 
     def density(self) -> Tensor:
         """Return the fraction of tokens for which each latent is active, (latents,)."""
-        if not self.tokens:
+        sums, tokens = self._whole()
+        return sums["active"] / tokens
+
+    def _whole(self) -> tuple[dict[str, Tensor], int]:
+        """Return the sums over the tokens of all processes, and how many tokens that are."""
+        sums, tokens, ranks = self._sums, self.tokens, self._ranks
+        if ranks.tokens and sums:
+            sums = {name: ranks.sum(value, ranks.tokens) for name, value in sums.items()}
+            tokens = int(sums["l0"].sum())  # every token has one
+        if not tokens:
             raise ValueError("Metrics need at least one token; got none: call `update` first.")
-        return self._sums["active"] / self.tokens
+        return sums, tokens

@@ -3,20 +3,22 @@
 import math
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from ... import _check
+from ..._shape import Group
 from ..._sparse import SparseCode, weighted_rows
-from ..._torch import warn_of_ranks
+from ..._torch import reshard, warn_of_ranks
 from .. import selectors
 from .._precision import KeepsPrecision, shown, wide_dtype
 from . import _axes, _code, _files
 from ._axes import Activity, Block, Encoder
 from ._code import SparseAutoencoderOutput, by_rising, chosen, fraction_unexplained
 from ._files import Folder, SparseAutoencoderConfig
+from ._ranks import Ranks
 
 MULTI = 4  # Multi-TopK selects this many times k as well
 EPSILON = 1e-5  # added to a token's deviation by `layer_norm`, as SAELens does
@@ -46,6 +48,11 @@ class SparseAutoencoder(KeepsPrecision):
         config: the sizes and the losses.
         selector: one of `khot.nn.selectors`, or a function like them.
         generator: of the initial weights.
+        group: the process group over which the tokens of a batch are divided, as under DDP or FSDP2. Losses, thresholds
+            and counts are then those of the whole batch. Gradients are such that their mean over the processes, which
+            DDP and FSDP2 take, is that of the whole batch. In evaluation each process is on its own.
+        latent_group: a process group over which the latents are divided: each process has all tokens of its `group`,
+            its part of W_enc, b_enc and W_dec, and its part of the code. Gradients need no reduction over it.
 
     Examples:
         >>> config = khot.nn.SparseAutoencoderConfig(d_in=8, latents=32, k=2)
@@ -64,14 +71,17 @@ class SparseAutoencoder(KeepsPrecision):
         *,
         selector: selectors.Selector = selectors.straight_through,
         generator: torch.Generator | None = None,
+        group: Group = None,
+        latent_group: Group = None,
     ) -> None:
         super().__init__()
         _check.instance("config", config, SparseAutoencoderConfig)
-        self.config, self.selector = config, selector
+        self.config, self.selector, self.ranks = config, selector, Ranks(group, latent_group)
         n = config.latents
-        rows = nn.functional.normalize(torch.randn(n, config.d_in, generator=generator))
-        self.W_enc = nn.Parameter(rows.clone().t())  # stored by latent, as `chosen` wants it
-        self.b_enc = nn.Parameter(torch.zeros(n))
+        rows = nn.functional.normalize(torch.randn(n, config.d_in, generator=generator))[self.ranks.part(n)].clone()
+        # Stored by latent, as `chosen` wants it. FSDP2 takes contiguous parameters only, and a transposed copy a step.
+        self.W_enc = nn.Parameter(rows.clone().t() if group is None else rows.t().contiguous())
+        self.b_enc = nn.Parameter(torch.zeros(len(rows)))
         self.W_dec = nn.Parameter(rows)
         self.b_dec = nn.Parameter(torch.zeros(config.d_in))
         self.k: float | nn.Parameter = nn.Parameter(torch.tensor(float(config.k))) if config.learn_k else config.k
@@ -82,7 +92,10 @@ class SparseAutoencoder(KeepsPrecision):
 
     @torch.no_grad()
     def start(self, x: Tensor) -> Self:
-        """Take the scale of inputs, b_dec (their geometric median) and the size of W_enc from samples (…, d_in)."""
+        """Take the scale of inputs, b_dec (their geometric median) and the size of W_enc from samples (…, d_in).
+
+        On many processes, give all of them the same samples; under FSDP2, call it before `fully_shard`.
+        """
         inputs, _ = self._inputs(x)
         if not len(inputs):
             raise ValueError("`x` must have at least one row; got none.")
@@ -96,10 +109,12 @@ class SparseAutoencoder(KeepsPrecision):
         self.b_dec.copy_(center / self.scale)
         self.W_enc.copy_(self.W_dec.t())
         centred = inputs / self.scale - self.b_dec
-        encoder = Encoder(centred, self._cast(self.W_enc), self._cast(self.b_enc))
+        ranks = self.ranks.only_latents()
+        encoder = Encoder(centred, self._encoder(), self._cast(self.b_enc), len(centred), self.config.latents, ranks)
         blocks = self.config.axis.candidates(encoder, max(1, round(_axes.number(self.k))), 1.0, None)
         tokens, latents, a = by_rising(*_axes.entries(blocks))
         out = weighted_rows(tokens, latents, a.relu(), self._cast(self.W_dec), len(centred))
+        out = ranks.total(out, ranks.latents)
         best = (centred * out).sum() / out.square().sum()  # the multiple that explains most
         if best > 0:
             self.W_enc.mul_(best)
@@ -112,7 +127,7 @@ class SparseAutoencoder(KeepsPrecision):
     def decode(self, code: SparseCode | Tensor) -> Tensor:
         """Decode a code, sparse or dense (…, latents), to (…, d_in)."""
         if isinstance(code, Tensor):
-            _check.last_dim("code", code, self.config.latents)
+            _check.last_dim("code", code, len(self.b_enc))
             rows = code.reshape(-1, code.shape[-1])
             tokens, latents = rows.detach().nonzero(as_tuple=True)
             code = SparseCode(rows[tokens, latents], tokens, latents, tuple(code.shape))
@@ -123,16 +138,18 @@ class SparseAutoencoder(KeepsPrecision):
         c = self.config
         inputs, centred, encoder, blocks, a, code = self._encode(x, generator)
         out = self._decoded(code)
-        fvu = fraction_unexplained(inputs - out, inputs)
+        ranks = encoder.ranks
+        fvu = fraction_unexplained(inputs - out, inputs, ranks)
         loss, aux, multi = fvu, fvu.new_zeros(()), fvu.new_zeros(())
         if self.training:
-            what = {"batch": "BatchTopK", "feature": "Feature Choice"}.get(c.kind, "The loss of `SparseAutoencoder`")
-            warn_of_ranks(what, "Train it on one process, or see the page on distributed training.")
+            if not ranks:
+                what = {"batch": "BatchTopK", "feature": "Feature Choice"}.get(c.kind, "`SparseAutoencoder`'s loss")
+                warn_of_ranks(what, "Give `SparseAutoencoder` the `group=` that has the tokens of the batch.")
             aux = self._aux_loss(centred, (inputs - out) / self.scale)
             if c.multi_topk:
                 more = self._code(blocks, a, _axes.largest(blocks, MULTI), code.shape)
-                multi = fraction_unexplained(inputs - self._decoded(more), inputs)
-            loss = fvu + c.aux_weight * aux + c.multi_topk * multi
+                multi = fraction_unexplained(inputs - self._decoded(more), inputs, ranks)
+            loss = ranks.averaged(fvu + c.aux_weight * aux + c.multi_topk * multi)
             if c.learn_k:
                 loss = loss + c.k_cost * self.k
             self.activity.update(blocks, encoder)
@@ -141,6 +158,7 @@ class SparseAutoencoder(KeepsPrecision):
     @torch.no_grad()
     def remove_parallel_gradient(self) -> None:
         """Take from the gradient of each row of W_dec what would only change its length; call it before a step."""
+        reshard(self)
         if self.W_dec.grad is not None:
             along = (self.W_dec.grad * self.W_dec).sum(1, keepdim=True) / self.W_dec.square().sum(1, keepdim=True)
             self.W_dec.grad.addcmul_(along, self.W_dec, value=-1)
@@ -152,6 +170,7 @@ class SparseAutoencoder(KeepsPrecision):
         A learned k is raised to where the last batch had an entry for each token ("topk", k ≥ 1), for each latent
         ("feature", k ≥ latents/tokens) or at all ("batch", k ≥ 1/tokens), and lowered to k ≤ latents.
         """
+        reshard(self)
         self.W_dec.div_(self.W_dec.norm(dim=1, keepdim=True).clamp(min=torch.finfo(self.W_dec.dtype).tiny))
         if isinstance(self.k, nn.Parameter):
             self.k.clamp_(self._least_k, self.config.latents)
@@ -161,24 +180,41 @@ class SparseAutoencoder(KeepsPrecision):
         return self.activity.since > self.config.dead_after
 
     def save(self, folder: Folder) -> None:
-        """Write cfg.json and sae_weights.safetensors in the form that SAELens loads: what evaluation needs."""
+        """Write cfg.json and sae_weights.safetensors in the form that SAELens loads: what evaluation needs.
+
+        The first process of the `group` writes. If latents are divided, or weights by FSDP2, call it on all processes:
+        the parts are gathered.
+        """
+        reshard(self)
         config = self.config
         if config.learn_k:
             config = replace(config, k=config.axis.saved_k(_axes.number(self.k)), learn_k=False)
         s = self.scale  # a power of two: nothing is rounded
-        weights = {"W_enc": self.W_enc, "b_enc": s * self.b_enc, "W_dec": self.W_dec, "b_dec": s * self.b_dec}
+        dims = {"W_enc": 1, "b_enc": 0, "W_dec": 0}
+        weights = {name: self.ranks.whole(getattr(self, name), config.latents, dim) for name, dim in dims.items()}
+        weights["b_dec"] = self.ranks.whole(self.b_dec)
+        weights |= {name: s * weights[name] for name in ("b_enc", "b_dec")}
         if config.axis.has_threshold:
             weights["threshold"] = (s * self.activity.threshold).expand(config.latents)
-        _files.save(folder, config, weights, getattr(self.selector, "__name__", ""))
+        selector = getattr(self.selector, "__name__", "")
+        self.ranks.write(lambda: _files.save(folder, config, weights, selector), self.b_dec)
 
     @classmethod
-    def load(cls, folder: Folder, *, selector: selectors.Selector = selectors.straight_through) -> Self:
-        """Read what `save` wrote; the model is in evaluation mode."""
+    def load(
+        cls,
+        folder: Folder,
+        *,
+        selector: selectors.Selector = selectors.straight_through,
+        group: Group = None,
+        latent_group: Group = None,
+    ) -> Self:
+        """Read what `save` wrote, at any number of processes; the model is in evaluation mode."""
         config, weights = _files.read(folder)
-        sae = cls(config, selector=selector).to(weights["W_dec"].dtype)
+        sae = cls(config, selector=selector, group=group, latent_group=latent_group).to(weights["W_dec"].dtype)
+        own = sae.ranks.part(config.latents)
         with torch.no_grad():
-            for name in ("W_enc", "b_enc", "W_dec", "b_dec"):
-                getattr(sae, name).copy_(weights[name])
+            for name, part in (("W_enc", (slice(None), own)), ("b_enc", own), ("W_dec", own), ("b_dec", ...)):
+                getattr(sae, name).copy_(weights[name][part])
             if config.axis.has_threshold:
                 threshold = sae.activity.threshold
                 threshold.copy_(weights["threshold"][: threshold.numel()].view_as(threshold))
@@ -191,12 +227,14 @@ class SparseAutoencoder(KeepsPrecision):
 
     def _encode(self, x: Tensor, generator: torch.Generator | None) -> _Pass:
         inputs, undo = self._inputs(x)
-        centred = inputs / self.scale - self.b_dec
-        weights = self._cast(self.W_enc), self._cast(self.b_enc)
-        encoder = Encoder(centred.detach(), weights[0].detach(), weights[1].detach())
+        ranks = self.ranks if self.training else self.ranks.only_latents()
+        centred = ranks.spread(inputs / self.scale - self.b_dec, ranks.latents)
+        weights = self._encoder(), self._cast(self.b_enc)
+        at = (centred.detach(), weights[0].detach(), weights[1].detach())
+        encoder = Encoder(*at, ranks.count(inputs), self.config.latents, ranks)
         blocks = self._blocks(encoder)
         a = chosen(centred, *weights, _axes.entries(blocks), rises=self._rises)
-        shape = *x.shape[:-1], self.config.latents
+        shape = *x.shape[:-1], len(weights[1])
         code = self._code(blocks, a, self._selected(blocks, a, generator), shape)
         return _Pass(inputs, centred, encoder, blocks, a, code._replace(undo=undo))
 
@@ -205,7 +243,7 @@ class SparseAutoencoder(KeepsPrecision):
         _check.scores(x, -1)
         _check.last_dim("x", x, self.config.d_in)
         rows = self._cast(x).reshape(-1, self.config.d_in)
-        if not self.config.layer_norm:
+        if not self.config.layer_norm or not len(rows):
             return rows, None
         mean = rows.mean(1, keepdim=True)
         deviation = (rows - mean).std(1, keepdim=True)
@@ -215,15 +253,20 @@ class SparseAutoencoder(KeepsPrecision):
         """Return t in the dtype to compute in, float32 for half precision."""
         return t.to(torch.promote_types(self.W_dec.dtype, torch.float32))
 
+    def _encoder(self) -> Tensor:
+        """Return W_enc, stored by latent."""
+        return self._cast(self.W_enc).t().contiguous().t()
+
     def _blocks(self, encoder: Encoder) -> list[Block]:
         """Return the entries that the selection is among."""
-        c, count = self.config, len(encoder.x)
+        c, count = self.config, encoder.tokens
         if not self.training:
             return c.axis.active(encoder, self.k, self.activity.threshold)
         if count:
             self._least_k = min(c.latents, c.axis.least_k(count, c.latents))
         wanted = 1.0 if getattr(self.selector, "is_hard", False) else c.candidates
-        return c.axis.candidates(encoder, self.k, max(wanted, MULTI if c.multi_topk else 1.0), self.activity.budgets)
+        k = self.ranks.shared(self.k, c.axis.groups(self.ranks))
+        return c.axis.candidates(encoder, k, max(wanted, MULTI if c.multi_topk else 1.0), self.activity.budgets)
 
     @property
     def _rises(self) -> bool:
@@ -232,11 +275,15 @@ class SparseAutoencoder(KeepsPrecision):
 
     def _selected(self, blocks: list[Block], a: Tensor, generator: torch.Generator | None) -> Tensor:
         """Return the selector's weights, (entries,); all are selected in evaluation, and selectors need an entry."""
-        if not self.training or not len(a):
+        if not self.training or not (len(a) or self.ranks):
             return torch.ones_like(a)
         select = partial(self.selector, temperature=self.temperature.to(a.dtype), generator=generator)
         rows = zip(a.split([block.values.numel() for block in blocks]), blocks, strict=True)
-        return torch.cat([select(part.view_as(block.values), block.k).flatten() for part, block in rows])
+        found = []
+        for part, block in rows:
+            more: dict[str, Any] = {"group": block.group} if block.group else {}
+            found.append(select(part.view_as(block.values), block.k, **more).flatten())
+        return torch.cat(found)
 
     def _code(self, blocks: list[Block], a: Tensor, selected: Tensor, shape: tuple[int, ...]) -> SparseCode:
         tokens, latents, _ = _axes.entries(blocks)
@@ -248,24 +295,28 @@ class SparseAutoencoder(KeepsPrecision):
     def _decoded(self, code: SparseCode) -> Tensor:
         """Decode to (tokens, d_in), still normalised if the inputs are."""
         out = weighted_rows(code.tokens, code.latents, code.values, self._cast(self.W_dec), code.height)
-        return out + self.scale * self.b_dec
+        return self.ranks.total(out, self.ranks.latents) + self.scale * self.b_dec
 
     def _restored(self, out: Tensor, code: SparseCode) -> Tensor:
         """Undo `layer_norm`, and give decoded tokens the shape of the inputs."""
         if code.undo is not None:
             out = out * code.undo[1] + code.undo[0]
-        return out.view(*code.shape[:-1], self.config.d_in)
+        shape = torch.Size((*code.shape[:-1], self.config.d_in))
+        return out if out.shape == shape else out.view(shape)  # FSDP2 warns of views
 
     def _aux_loss(self, centred: Tensor, residual: Tensor) -> Tensor:
         c = self.config
         if not c.aux_weight:
             return residual.new_zeros(())
-        weights = self._cast(self.W_enc), self._cast(self.b_enc), self._cast(self.W_dec)
-        most = c.aux_k or max(1, c.d_in // 2)
-        if not c.underused:
-            return _code.aux_k_loss(centred, residual, self.dead().nonzero().squeeze(1), weights, most)
-        law = {"k": _axes.number(self.k), "exponent": c.zipf or 1.0, "fraction": c.underused}
-        return _code.aux_zipf_loss(centred, residual, self.activity.density, weights, most, **law)
+        is_idle = self.dead()
+        if c.underused:
+            is_idle = _code.is_underused(self.activity.density, _axes.number(self.k), c.zipf or 1.0, c.underused)
+        of, most = is_idle[self.ranks.part(c.latents)].nonzero().squeeze(1), c.aux_k or max(1, c.d_in // 2)
+        count = int(is_idle.sum()) if self.ranks.latents else len(of)
+        if not count:
+            return residual.new_zeros(())
+        weights = self._encoder(), self._cast(self.b_enc), self._cast(self.W_dec)
+        return _code.explained_by(centred, residual, of, weights, most, count, self.ranks)
 
 
 def geometric_median(points: Tensor, steps: int = 100) -> Tensor:

@@ -7,10 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from ... import _check
+from ..._torch import reshard
+from .._budgets import wrapped
 from .._choice import Choice
-from ._masks import Problem, Rule, dense_gradient, masked_gradient, soft, soft_gradient, straight_through
+from ._masks import Problem, Rule, dense_gradient, masked_gradient, sampled, soft, soft_gradient, straight_through
 from ._pools import Pool
 from ._scores import Known, Score, magnitude
+from ._shards import Shards
 from ._weights import Answer, FusedMagnitude, Mask, MaskedWeights, Memory
 
 FLOWS: list[Any] = [masked_gradient, soft_gradient, dense_gradient]
@@ -49,6 +53,7 @@ class Attached:
         self.is_lazy, self.is_frozen, self.wants_gradient = is_lazy, False, False
         self.moment = Moment(1.0, 1.0, 0.0, 0)
         self.masks: dict[str, Mask] = {}
+        self.shards: Shards | None = None  # if FSDP2 divides the weights
         self._has_gradient = not getattr(rule, "has_no_gradient", False)
         self._is_simple = (
             (score is magnitude and rule in (soft, straight_through) and gradient in FLOWS)
@@ -107,8 +112,26 @@ class Attached:
 
     def _before(self, module: nn.Module, inputs: Any) -> None:
         """Compute masks anew if weights changed since the last time, by a step of the optimiser or otherwise."""
-        if not torch.compiler.is_compiling() and not self.is_constant and self._sign() != self._signature:
+        if torch.compiler.is_compiling() or self.is_constant or self.shards is not None:
+            return
+        if any(masked.current() is not masked.tensor for pool in self.pools for masked in pool.masked):
+            raise RuntimeError("Call `sparsifier.refresh()` after `fully_shard`, which replaces the parameters.")
+        if self._sign() != self._signature:
             self.refresh()
+
+    def renew(self) -> None:
+        """Take the parameters that are there now, and what FSDP2 has made of them."""
+        reshard(self.model)
+        for masked in (masked for pool in self.pools for masked in pool.masked):
+            masked.tensor = masked.current()  # type: ignore[assignment]
+        if self.shards is None and any(_check.is_dtensor(leaf) for leaf in self._leaves()):
+            has_weights = all(group.count == group.masked[0].tensor.numel() for p in self.pools for group in p.groups)
+            if not has_weights or self.score.start or self.score.needs_gradient or self.rule is sampled:
+                wanted = "`units=weights`, a score of magnitudes, and the mask `hard`, `soft` or `straight_through`"
+                raise NotImplementedError(f"Weights that FSDP2 divides need {wanted}; got others.")
+            if any(pool.costs is not None for pool in self.pools):
+                raise NotImplementedError("Weights that FSDP2 divides must all have the same cost; got several.")
+            self.shards = Shards(self.pools, self.masks, self._has_gradient)
 
     def _leaves(self) -> list[nn.Parameter]:
         tensors = [masked.tensor for pool in self.pools for masked in pool.masked]
@@ -125,7 +148,12 @@ class Attached:
 
     def refresh(self) -> None:
         """Compute the masks for the weights, scores, budget and temperature of now."""
+        self.renew()
         leaves, masks = self._leaves(), list(self.masks.values())
+        if self.shards is not None:
+            self.shards.refresh(self._answer)
+            self._signature, self._has_kept = None, False
+            return
         if not self._has_gradient:
             old = [pool.values for pool in self.pools]
             with torch.no_grad():
@@ -164,16 +192,20 @@ class Attached:
     def _put(self, what: str, values: list[Tensor]) -> None:
         for pool, own in zip(self.pools, values, strict=True):
             for masked, item in zip(pool.masked, pool.spread(own), strict=True):
-                setattr(self.masks[masked.path], what, item.to(masked.tensor.device))
+                part = item.to(masked.tensor.device)
+                setattr(self.masks[masked.path], what, part if self.shards is None else wrapped(part, masked.tensor))
 
     def hold(self) -> None:
         """Let the masks in force be constants until they are computed anew."""
         self._put("mask", [pool.values for pool in self.pools if pool.values is not None])
         for mask in self.masks.values():
             mask.product = None
+        if self.shards is not None:
+            self.shards.hold()
 
     def freeze(self) -> None:
         """Fix the hard masks of the final budget; a soft mask that was trained with is multiplied into the weights."""
+        self.renew()
         folded = [m for pool in self.pools if self._folds(pool) and pool.values is not None for m in pool.masked]
         if folded:
             self.refresh()
@@ -216,13 +248,14 @@ class Attached:
             for found, items in ((masks, pool.values), (sources, source.reshape(-1))):
                 found += pool.spread(items)
             flows += [None] * len(pool.masked) if flow is None else pool.spread(flow.detach().reshape(-1))
-        for mask, value, go in zip(self.masks.values(), masks, flows, strict=True):
-            mask.mask, mask.flow, mask.is_plain = value, go, self.gradient is masked_gradient
+        if self.shards is None:
+            for mask, value, go in zip(self.masks.values(), masks, flows, strict=True):
+                mask.mask, mask.flow, mask.is_plain = value, go, self.gradient is masked_gradient
         return Answer(masks, sources, flows)
 
     @staticmethod
     def _own(pool: Pool) -> tuple[list[list[Tensor]], list[Tensor]]:
-        return [[masked.tensor for masked in group.masked] for group in pool.groups], list(pool.thetas)
+        return [[masked.part() for masked in group.masked] for group in pool.groups], list(pool.thetas)
 
     def _problem(self, pool: Pool, tensors: list[list[Tensor]], thetas: list[Tensor], rest: float) -> Problem:
         """Return the problem of a pool; `rest` is the share of what is to be dropped that is still kept."""
@@ -293,6 +326,8 @@ class Attached:
     # ── to stop, copy and go on ──────────────────────────────────────────────────────────────────────────────────────
     def state_dict(self) -> dict[str, Any]:
         """Return what the weights and the moment do not tell: units, and masks that stay."""
+        if self.shards is not None and self.is_constant:
+            raise NotImplementedError("Fixed masks of weights that FSDP2 divides cannot be saved; `finalize()` first.")
         state: dict[str, Any] = {"is_frozen": self.is_frozen, "units": [pool.unit for pool in self.pools]}
         if self.is_constant:
             state["values"] = [pool.values for pool in self.pools]

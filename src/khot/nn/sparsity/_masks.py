@@ -28,11 +28,23 @@ class Problem:
         temperature: of what is soft, in units of scores per cost.
         costs: (n,), or None if each item costs 1.
         seed: of what is random.
+        group: the process groups over which the items are divided, if they are.
+        count: the number of all items then.
     """
 
-    def __init__(self, x: Tensor, budget: float, temperature: Tensor, costs: Tensor | None, seed: int) -> None:
+    def __init__(
+        self,
+        x: Tensor,
+        budget: float,
+        temperature: Tensor,
+        costs: Tensor | None,
+        seed: int,
+        *,
+        group: list[str] | None = None,
+        count: int | None = None,
+    ) -> None:
         self.x, self.budget, self.temperature, self.costs = x, snapped(budget), temperature, costs
-        self.seed = seed
+        self.seed, self.group, self.count = seed, group, x.shape[-1] if count is None else count
         self._soft: Tensor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -42,7 +54,7 @@ class Problem:
     @property
     def total(self) -> float:
         """The cost of everything."""
-        return self.x.shape[-1] if self.costs is None else float(self.costs.sum(dtype=torch.float64))
+        return self.count if self.costs is None else float(self.costs.sum(dtype=torch.float64))
 
     @property
     def is_full(self) -> bool:
@@ -55,14 +67,15 @@ class Problem:
             if self.is_full:
                 self._soft = torch.ones_like(self.x)
             else:
-                self._soft = sigmoid_topk(self.x, self.budget, temperature=self.temperature, costs=self.costs)
+                how: dict[str, Any] = {"temperature": self.temperature, "costs": self.costs, "group": self.group}
+                self._soft = sigmoid_topk(self.x, self.budget, **how)
         return self._soft
 
     def hard(self, budget: float | None = None) -> Tensor:
         """Return 0 or 1: by falling score per cost, each item that still fits the budget."""
         budget = self.budget if budget is None else budget
         if self.costs is None:
-            return hard_topk(self.x, min(int(snapped(budget)), self.x.shape[-1]))
+            return hard_topk(self.x, min(int(snapped(budget)), self.count), group=self.group)
         return budgets.greedy(self.x.detach() / self.costs, self.costs, budget).to(self.x.dtype)
 
     def sample(self) -> Tensor:

@@ -29,6 +29,7 @@ class Pool:
     charge: Charge | None = None  # of masks, if their costs are not a sum
     values: Tensor | None = None  # (n,), the mask in force
     problem: Problem | None = None  # that it answers
+    group: list[str] | None = None  # the process groups over which items are divided, if they are
     unit: float | None = None  # of the temperature; None to measure it when the mask is computed next
 
     @property
@@ -44,8 +45,8 @@ class Pool:
         """Return the unit of the temperature: Σ m·x / Σ m·c, the score per cost of what the mask in force keeps."""
         if self.unit is None:
             m = torch.ones_like(x) if self.values is None else self.values.to(x)
-            whole = m.sum() if self.costs is None or self.has_choices else m.dot(self.costs.to(x))
-            self.unit = max(float(m.dot(x) / whole), torch.finfo(x.dtype).tiny)
+            whole = m if self.costs is None or self.has_choices else m * self.costs.to(x)
+            self.unit = max(self.sum(m * x) / self.sum(whole), torch.finfo(x.dtype).tiny)
         return self.unit
 
     def budget(self, rest: float) -> float:
@@ -59,7 +60,8 @@ class Pool:
             return Problem(x.view(-1, m), n + rest * (m - n), heat, None, seed)
         budget = self.budget(rest)
         if self.costs is None:
-            return Problem(x, budget / self.price, heat, None, seed)
+            count = round(self.total / self.price)
+            return Problem(x, budget / self.price, heat, None, seed, group=self.group, count=count)
         costs = self.costs.to(x.device, x.dtype)
         if self.has_choices:
             sizes = [group.structure.k for group in self.groups]
@@ -93,7 +95,15 @@ class Pool:
         m = values.detach().reshape(-1).to(torch.float64)
         if self.charge is not None:
             return float(self.charge(m))
-        return self.price * float(m.sum() if self.costs is None else (m * self.costs.to(m.device)).sum())
+        return self.price * self.sum(m if self.costs is None else m * self.costs.to(m.device))
+
+    def sum(self, t: Tensor) -> float:
+        """Return Σ over all items, those of other processes too."""
+        if self.group is None:
+            return float(t.sum())
+        from ...distributed import Over
+
+        return float(Over(self.group).sum(t.sum(dtype=torch.float64)))
 
 
 # ── how a budget is set up ───────────────────────────────────────────────────────────────────────────────────────────

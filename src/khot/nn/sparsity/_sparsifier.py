@@ -145,6 +145,7 @@ class Sparsifier:
     def step(self) -> None:
         """Move the schedules by one step, and compute the masks for the weights of now."""
         self._require_masks()
+        self._attached.renew()
         self.done += 1
         self._move()
         if self._attached.is_frozen:
@@ -157,7 +158,10 @@ class Sparsifier:
             self._attached.hold()
 
     def refresh(self) -> None:
-        """Compute the masks for the weights, scores, budget and temperature of now."""
+        """Compute the masks for the weights, scores, budget and temperature of now.
+
+        Call it once after `torch.distributed.fsdp.fully_shard`; masks are then computed in `step()` alone.
+        """
         self._attached.refresh()
 
     # ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -176,7 +180,8 @@ class Sparsifier:
             for (group, part), place in zip(pool.parts(), pool.slices, strict=True):
                 m = part.detach().to(torch.float64)
                 each = pool.price if pool.costs is None else pool.costs[place].to(m.device)
-                found.append((group.name, group.count, float(m.sum()), float((m * each).sum())))
+                count = int(pool.sum(torch.tensor(group.count)))
+                found.append((group.name, count, pool.sum(m), pool.sum(m * each)))
         whole = sum(cost for *_, cost in found) or 1.0
         rows = [Row(*line, line[3] / whole) for line in found]
         return Report(
@@ -201,17 +206,21 @@ class Sparsifier:
             sparse: store the weights of Linear layers as sparse CSR tensors.
 
         Returns:
-            The model, with the names and the order of its original state dict, unless a `Choice` was replaced.
+            The model, with the names and the order of its original state dict, unless a `Choice` was replaced. Under
+            FSDP2, which holds on to the parametrizations, they stay, with masks that no longer matter.
         """
         self._require_masks()
+        self._attached.renew()
         if not self._attached.is_frozen:
             self._attached.freeze()
         kept = [(group, part > 0) for pool in self.pools for group, part in pool.parts()]
         with torch.no_grad():
             for masked in (masked for pool in self.pools for masked in pool.masked):
                 masked.tensor.mul_(self._attached.masks[masked.path].kept.to(masked.tensor.dtype))
-        self._attached.detach()
         self._is_done = True
+        if self._attached.shards is not None:
+            return self.model
+        self._attached.detach()
         for group, part in kept if remove else []:
             if isinstance(group.structure, Choice):
                 self._replace(group.structure, part)

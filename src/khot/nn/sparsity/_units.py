@@ -40,6 +40,18 @@ class Masked:
         path, _, name = self.places[0]
         return f"{path}.{name}" if path else name
 
+    def current(self) -> Tensor:
+        """The parameter behind the mask, which `fully_shard` replaces."""
+        _, module, name = self.places[0]
+        masks: Any = getattr(module, "parametrizations", {})
+        return masks[name].original if name in masks else self.tensor
+
+    def part(self) -> Tensor:
+        """What this process has of the tensor."""
+        tensor: Any = self.tensor
+        part: Tensor = tensor.to_local() if _check.is_dtensor(tensor) else tensor
+        return part
+
 
 @dataclass
 class Group:
@@ -152,6 +164,13 @@ def tensors_of(layers: Layers) -> list[Masked]:
         for key, weight in own_weights(module).items():
             found.setdefault(id(weight), Masked(weight, [])).places.append((path, module, key))
     return list(found.values())
+
+
+def shards(group: Group) -> Group:
+    """Return a group of single weights for this process's shard of its tensor."""
+    masked = group.masked[0]
+    own = _Flat(masked.part().shape)
+    return Group([masked], own.shape.numel(), own.reduce, own.spread, name=group.name)
 
 
 @dataclass

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ... import ops
+from ... import _check, ops
 from ..._math.cdfs import SIGMOID
 
 CHUNK = 2**18  # entries that are computed at once: they stay in the cache
@@ -49,24 +49,29 @@ class MaskedWeights(torch.autograd.Function):
             raise RuntimeError("Weights must not change between forward and backward; call `step()` after backward.")
         if ctx.keep is not None:
             ctx.keep(gradients)
-        found: list[Tensor | None] = [None] * len(ctx.leaves)
-        sources, cotangents = [], []
-        for i, (g, source, flow) in enumerate(zip(gradients, ctx.answer.sources, ctx.answer.flows, strict=True)):
-            if g is None:
-                continue
-            found[i] = g if flow is None else g * flow.to(g.dtype)
-            if source.requires_grad:
-                sources.append(source)
-                cotangents.append((g * ctx.leaves[i].detach()).sum_to_size(source.shape).to(source.dtype))
-        wanted = [i for i, leaf in enumerate(ctx.leaves) if leaf.requires_grad]
-        if sources:
-            leaves = [ctx.leaves[i] for i in wanted]
-            parts = torch.autograd.grad(sources, leaves, cotangents, retain_graph=True, allow_unused=True)
-            for i, part in zip(wanted, parts, strict=True):
-                if part is not None:
-                    before = found[i]
-                    found[i] = part if before is None else part + before
-        return (None, None, *(g if i in wanted else None for i, g in enumerate(found)))
+        return (None, None, *pulled_back(ctx.answer, ctx.leaves, gradients))
+
+
+def pulled_back(answer: Answer, leaves: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Return the gradients of leaves, from those of the products of weights and masks."""
+    found: list[Tensor | None] = [None] * len(leaves)
+    sources, cotangents = [], []
+    for i, (g, source, flow) in enumerate(zip(gradients, answer.sources, answer.flows, strict=True)):
+        if g is None:
+            continue
+        found[i] = g if flow is None else g * flow.to(g.dtype)
+        if source.requires_grad:
+            sources.append(source)
+            cotangents.append((g * leaves[i].detach()).sum_to_size(source.shape).to(source.dtype))
+    wanted = [i for i, leaf in enumerate(leaves) if leaf.requires_grad]
+    if sources:
+        few = [leaves[i] for i in wanted]
+        parts = torch.autograd.grad(sources, few, cotangents, retain_graph=True, allow_unused=True)
+        for i, part in zip(wanted, parts, strict=True):
+            if part is not None:
+                before = found[i]
+                found[i] = part if before is None else part + before
+    return [g if i in wanted else None for i, g in enumerate(found)]
 
 
 class Memory:
@@ -185,6 +190,13 @@ class _Product(torch.autograd.Function):
         return g if flow is None else g * flow, None, None
 
 
+def _whole(mask: Tensor, weight: Tensor) -> Tensor:
+    """Return a mask for a whole weight: FSDP2 gathers weights for the time that they are used, and so are masks."""
+    if _check.is_dtensor(mask) and not _check.is_dtensor(weight):
+        mask = mask.full_tensor()  # type: ignore[attr-defined]
+    return mask.to(weight.dtype)
+
+
 class Owner(Protocol):
     """What a mask asks its Sparsifier for."""
 
@@ -214,16 +226,16 @@ class Mask(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         if not self.training:
-            return weight * self.kept.to(weight.dtype)
+            return weight * _whole(self.kept, weight)
         if self.product is not None:
             if not torch.compiler.is_compiling() and weight._version != self.version:
                 self.owner.refresh()  # and not only before the whole model is called
             return self.product
-        mask = self.mask.to(weight.dtype)
+        mask = _whole(self.mask, weight)
         if self.is_plain:
             result = weight * mask
         else:
-            result = _Product.apply(weight, mask, None if self.flow is None else self.flow.to(weight.dtype))
+            result = _Product.apply(weight, mask, None if self.flow is None else _whole(self.flow, weight))
         if self.owner.wants_gradient and result.requires_grad:
             result.register_hook(self.keep)
         return result
