@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import _torch
 from .._math import pursuit, threshold
 from .._math.cdfs import SIGMOID
 from .._shape import Mask, PerRow
@@ -87,7 +88,35 @@ def _open(path: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(path))
 
 
+def _load_direct() -> tuple[Any, str]:
+    """Load the extension that calls the library without ctypes; return it, or None, and why it is missing."""
+    try:
+        from . import _direct  # type: ignore[attr-defined]
+    except ImportError:
+        return None, "; calls by ctypes: no extension for small calls"
+    if _direct.abi != LIBRARY.khot_abi():
+        return None, "; calls by ctypes: the extension for small calls is another version's, reinstall khot"
+    if _torch.dlpack_table is None:
+        return None, f"; calls by ctypes: torch {torch.__version__} has no `Tensor.__dlpack_c_exchange_api__`"
+    return _direct, ""
+
+
 LIBRARY, REASON = _load()
+_DIRECT, _why = (None, "") if LIBRARY is None else _load_direct()
+REASON += _why
+
+
+def direct(**names: Any) -> tuple[Any, Any]:
+    """Return two functions that call the library without ctypes: (x, k, T, dim, cdf) → y, and (g, y, T, cdf) → dx.
+
+    They return None for a call that is not simple: not an ordinary contiguous CPU tensor, say. Where the extension, or
+    what it needs of torch, is missing, they always do. `names` are the functions of torch and khot that it calls.
+    """
+    if _DIRECT is None:
+        return (lambda *_: None), (lambda *_: None)
+    topk, pull = (ctypes.cast(f, ctypes.c_void_p).value for f in (LIBRARY.khot_topk, LIBRARY.khot_topk_pull))
+    _DIRECT.bind(topk=topk, topk_pull=pull, exchange=_torch.dlpack_table, **names)
+    return _DIRECT.topk, _DIRECT.pull
 
 
 def native_topk(

@@ -17,6 +17,8 @@ from ..kernels import cpu as _native
 from ._library import LIBRARY, define, like
 
 HAS_NATIVE = _native.LIBRARY is not None
+# How `_TopK` is called on ordinary tensors: with y if it is solved, or with an empty tuple. None if they are not plain.
+Plain = tuple[Tensor] | tuple[()] | None
 
 # ── the short cut ────────────────────────────────────────────────────────────────────────────────────────────────────
 _PLAIN = {dispatch_keys(torch.empty(0, device="cpu")).raw_repr()}
@@ -76,7 +78,7 @@ def topk(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf) -> Ten
     if is_plain(x, k, temperature, mask):
         if not _differentiates(x, k, temperature):
             return _cpu_topk(x, k, temperature, mask, cdf)
-        return cast(Tensor, _apply_plain(x, k, temperature, mask, cdf, True))
+        return cast(Tensor, _apply_plain(x, k, temperature, mask, cdf, ()))
     if is_watched():
         return _topk(x, per_row(k, x), per_row(temperature, x), mask, cdf.name)
     if not _differentiates(x, k, temperature):
@@ -138,6 +140,8 @@ def _solve_margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Mask, costs: 
 
 def _pull(g: Tensor, y: Tensor, temperature: PerRow, cdf: Cdf) -> Tensor:
     """Return the cotangent of x for that of y: all that most training steps need, so a kernel fuses it."""
+    if not is_compiling() and (dx := _direct_pull(g, y, temperature, cdf)) is not None:
+        return cast(Tensor, dx)
     if is_plain(g, y, temperature):
         return _cpu_pull(g, y, temperature, cdf)
     return _topk_pull(g, y, per_row(temperature, y), cdf.name)
@@ -153,14 +157,18 @@ class _TopK(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf | str, plain: bool = False
+        ctx: Any, x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf | str, plain: Plain = None
     ) -> Tensor:
+        if plain:  # k and T are numbers
+            ctx.cdf, ctx.temperature, y = cdf, temperature, plain[0]
+            ctx.save_for_backward(y, None)
+            return y
         ctx.cdf, needs = _law(cdf), ctx.needs_input_grad
-        y = (_cpu_topk if plain else _solve)(x, k, temperature, mask, ctx.cdf)
+        y = (_solve if plain is None else _cpu_topk)(x, k, temperature, mask, ctx.cdf)
         ctx.temperature = None if needs[2] else temperature  # a number, or a tensor of khot's own that nobody changes
         rest = (x, k, mask) if needs[1] else ()
         ctx.save_for_backward(y, temperature if needs[2] else None, *rest)
-        if not plain and (transforms_active() or forward_level(forward_ad) >= 0):
+        if plain is None and (transforms_active() or forward_level(forward_ad) >= 0):
             ctx.set_materialize_grads(False)  # `jvp` asks for the margins only if k has a tangent
             ctx.save_for_forward(y, *(t if isinstance(t, Tensor) else None for t in (temperature, x, k, mask)))
         return y
@@ -185,6 +193,19 @@ class _TopK(torch.autograd.Function):
 
 
 _apply_plain = _torch.apply_plain(_TopK)
+direct_topk, _direct_pull = _native.direct(
+    tensor=Tensor,
+    parameter=Parameter,
+    empty_like=torch.empty_like,
+    get_num_threads=torch.get_num_threads,
+    is_grad_enabled=torch.is_grad_enabled,
+    watchers=(transforms_active, is_tracing, dispatch_modes, function_modes),
+    forward_level=forward_level,
+    forward_ad=forward_ad,
+    oddities=_torch.ODDITIES,
+    cdfs=tuple(cdf_by_name(name) for name in _native.CDFS),
+    apply=_apply_plain,
+)
 
 
 def _at_value(y: Tensor, temperature: PerRow, cdf: Cdf, *solved: Any) -> implicit.Linear:
