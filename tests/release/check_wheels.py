@@ -113,7 +113,9 @@ def main() -> None:
         unpacked = build_sdist(copy_sources(places["source"]), places["sdist"])
 
         wheel = build_wheel(unpacked, places["wheel"])
-        require("-cp311-abi3-" in wheel.name and "-any" not in wheel.name, f"a wheel for its platform; got {wheel.name}")
+        require(
+            "-cp311-abi3-" in wheel.name and "-any" not in wheel.name, f"a wheel for its platform; got {wheel.name}"
+        )
         if sys.platform == "linux":
             wheel = repair(wheel, places["repaired"])
         clean = CleanVenv(folder / "clean", CORE)

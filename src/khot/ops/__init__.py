@@ -20,9 +20,30 @@ from ._samplers import (
     uniform,
 )
 from ._statistical import quick_cutoff, statistical_cutoff, statistical_topk
-from ._topk import HAS_NATIVE, constant, direct_topk, hard_topk, is_plain, is_watched, margin, sigmoid_margins, topk, topk_into
+from ._topk import (
+    HAS_NATIVE,
+    constant,
+    direct_topk,
+    hard_topk,
+    is_plain,
+    is_watched,
+    margin,
+    sigmoid_margins,
+    topk,
+    topk_into,
+)
 
-__all__ = ["HAS_NATIVE", "constant", "direct_topk", "hard_topk", "is_plain", "is_watched", "margin", "sigmoid_margins", "topk"]
+__all__ = [
+    "HAS_NATIVE",
+    "constant",
+    "direct_topk",
+    "hard_topk",
+    "is_plain",
+    "is_watched",
+    "margin",
+    "sigmoid_margins",
+    "topk",
+]
 __all__ += ["brewer", "natural_parameters", "order", "pivotal", "rejective", "sampford", "systematic", "uniform"]
 __all__ += ["quick_cutoff", "statistical_cutoff", "statistical_topk"]
-__all__ += ["cube", "local_pivotal", "topk_into"]
+__all__ += ["cube", "direct_topk", "local_pivotal", "topk_into"]

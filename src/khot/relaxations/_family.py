@@ -239,7 +239,8 @@ def relax(
 ) -> Tensor:
     """Check the arguments of a relaxation, and return y = F(z) like `x`."""
     if mask is None and costs is None and group is None and not is_compiling():
-        if (y := ops.direct_topk(x, k, temperature, dim, cdf)) is not None:
+        y: Tensor | None = ops.direct_topk(x, k, temperature, dim, cdf)
+        if y is not None:
             return y
     if group is not None or (type(x) is not Tensor and _check.is_dtensor(x)):
         return _relax_parts(cdf, x, k, dim, temperature, mask, costs, group)
