@@ -218,8 +218,7 @@ def pivotal(
     order = None if order is None else order.contiguous()
     address, stride = (None, 0) if order is None else (order.data_ptr(), 0 if len(order) == 1 else p.shape[1])
     request = _draws(p, seed, draws, is_paired)
-    status = LIBRARY.khot_pivotal(request, is_integer.data_ptr(), address, stride, is_random, out.data_ptr())
-    _require_memory(status, p)
+    LIBRARY.khot_pivotal(request, is_integer.data_ptr(), address, stride, is_random, out.data_ptr())
     return out
 
 
@@ -242,8 +241,7 @@ def order(keys: Tensor, n: int) -> Tensor:
     """Return what `_math.noise.order` does."""
     keys = keys.contiguous()
     out = torch.empty(*keys.shape, n, dtype=torch.int64, device="cpu")
-    status = LIBRARY.khot_order(keys.data_ptr(), keys.numel(), n, torch.get_num_threads(), out.data_ptr())
-    _require_memory(status, out)
+    LIBRARY.khot_order(keys.data_ptr(), keys.numel(), n, torch.get_num_threads(), out.data_ptr())
     return out
 
 
@@ -275,13 +273,6 @@ def orthogonal(
 
 def _draws(p: Tensor, seed: Tensor, draws: int, is_paired: bool) -> Any:
     return _Draws(p.data_ptr(), *p.shape, int(seed), draws, is_paired, _DTYPES[p.dtype], torch.get_num_threads())
-
-
-def _require_memory(status: int, rows: Tensor) -> None:
-    """Raise MemoryError if the status of a call is not KHOT_OK."""
-    if status:
-        n = rows.shape[-1]
-        raise MemoryError(f"no memory to sample rows of {n} items, {26 * n} bytes for each thread; use fewer threads")
 
 
 def _sampled(p: Tensor) -> Tensor:
