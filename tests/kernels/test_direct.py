@@ -187,7 +187,7 @@ def test_bind_wants_every_name():
     with pytest.raises(TypeError, match="lacks `topk`"):
         _native._DIRECT.bind()
     with pytest.raises(TypeError, match="lacks `tensor`"):
-        _native._DIRECT.bind(topk=1, topk_pull=2, exchange=Tensor.__dlpack_c_exchange_api__)
+        _native._DIRECT.bind(topk=1, topk_pull=2, path=0, exchange=Tensor.__dlpack_c_exchange_api__)
     assert direct(X) is not None, "the names are those of before"
 
 

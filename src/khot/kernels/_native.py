@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import _torch
 from .._math import pursuit, threshold
 from .._math.cdfs import SIGMOID
-from .._shape import Mask, PerRow
+from .._shape import Mask, PerRow, per_row
 
 HERE = Path(__file__).parent
 WIDE, PORTABLE = 1, 0  # the path: the widest vectors this machine has, or one lane at a time
@@ -115,7 +115,7 @@ def direct(**names: Any) -> tuple[Any, Any]:
     if _DIRECT is None:
         return (lambda *_: None), (lambda *_: None)
     topk, pull = (ctypes.cast(f, ctypes.c_void_p).value for f in (LIBRARY.khot_topk, LIBRARY.khot_topk_pull))
-    _DIRECT.bind(topk=topk, topk_pull=pull, exchange=_torch.dlpack_table, **names)
+    _DIRECT.bind(topk=topk, topk_pull=pull, path=WIDE, exchange=_torch.dlpack_table, **names)
     return _DIRECT.topk, _DIRECT.pull
 
 
@@ -168,7 +168,7 @@ def _call(name: str, x: Tensor, k: Any, temperature: Any, mask: Mask, path: int,
     getattr(LIBRARY, name)(rows, *rest)
 
 
-def margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Mask, path: int = WIDE) -> Tensor:
+def margin(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, path: int = WIDE) -> Tensor:
     """Return z as `_math.threshold.margin` does for the logistic cdf without costs.
 
     The kernel leaves rows with an infinite threshold, or one that is decided by numbers too small to be summed, to it.
@@ -176,7 +176,8 @@ def margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Mask, path: int = WI
     is_left = torch.empty(x.shape[:-1].numel(), dtype=torch.bool, device="cpu")
     z = _solve("khot_sigmoid_margin", x, k, temperature, mask, path, outputs=(is_left.data_ptr(),))
     if z.numel() and bool(is_left.any()):
-        scores, size, heat = (t.reshape(len(is_left), -1)[is_left] for t in (x, k, temperature))
+        of_rows = (x, per_row(k, x), per_row(temperature, x))
+        scores, size, heat = (t.reshape(len(is_left), -1)[is_left] for t in of_rows)
         allowed = None if mask is None else mask.reshape(-1, x.shape[-1])[is_left]
         rest = threshold.margin(scores, size[:, 0], heat[:, 0], allowed, None, SIGMOID, early_stop=True)
         z.view(-1, x.shape[-1])[is_left] = rest

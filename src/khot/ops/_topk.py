@@ -102,13 +102,12 @@ def margin(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, costs: Costs, 
 
     Arguments are those of `topk`, for any cdf; the costs are (…, n) or None.
     """
-    k, temperature = per_row(k, x), per_row(temperature, x)
     if is_watched():
-        return _margin(x, k, temperature, mask, costs, cdf.name)
+        return _margin(x, per_row(k, x), per_row(temperature, x), mask, costs, cdf.name)
     if not _differentiates(x, k, temperature, costs):
         return _solve_margin(x, k, temperature, mask, costs, cdf)
-    z: Tensor = _Margin.apply(x, k, temperature, mask, costs, cdf)
-    return z
+    apply = _apply_plain_margin if is_plain(x, k, temperature, mask, costs) else _Margin.apply
+    return cast(Tensor, apply(x, k, temperature, mask, costs, cdf))
 
 
 def sigmoid_margins(theta: Tensor, k: Tensor) -> Tensor:
@@ -130,10 +129,11 @@ def _solve(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf) -> T
         return _topk(x, k, temperature, mask, cdf.name)
 
 
-def _solve_margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Mask, costs: Costs, cdf: Cdf) -> Tensor:
+def _solve_margin(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, costs: Costs, cdf: Cdf) -> Tensor:
     """Return z by the CPU's kernel, or by the op below autograd."""
     if is_plain(x, k, temperature, mask, costs):
         return _cpu_margin(x, k, temperature, mask, costs, cdf)
+    k, temperature = per_row(k, x), per_row(temperature, x)
     with _torch.next_level():
         return _margin(x, k, temperature, mask, costs, cdf.name)
 
@@ -221,31 +221,37 @@ class _Margin(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, k: Tensor, temperature: Tensor, mask: Mask, costs: Costs, cdf: Cdf | str
+        ctx: Any, x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, costs: Costs, cdf: Cdf | str
     ) -> Tensor:
         ctx.cdf = _law(cdf)
         z = _solve_margin(x, k, temperature, mask, costs, ctx.cdf)
-        ctx.save_for_backward(z, temperature, costs)
-        ctx.save_for_forward(z, temperature, costs)
+        ctx.temperature = temperature if type(temperature) is float else None
+        saved = (z, None if type(temperature) is float else temperature, costs)
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)
         return z
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        z, temperature, costs = ctx.saved_tensors
-        at = implicit.at_margin(z, temperature, costs, ctx.cdf)
+        (z, heat, costs), needs = ctx.saved_tensors, ctx.needs_input_grad
+        at = implicit.at_margin(z, ctx.temperature if heat is None else heat, costs, ctx.cdf)
         dx, dk, dt = implicit.pull(torch.where(z.isinf(), 0.0, g), at)
         dc = None if costs is None else -dk.unsqueeze(-1) * cdfs.value(ctx.cdf, z)
-        return dx, dk, dt, None, dc, None
+        return dx, dk if needs[1] else None, dt if needs[2] else None, None, dc, None
 
     @staticmethod
     def jvp(ctx: Any, dx: Tensor | None, dk: Tensor | None, dt: Tensor | None, *others: Any) -> Tensor:
-        z, temperature, costs = _torch.primals(ctx.saved_tensors)
+        z, heat, costs = _torch.primals(ctx.saved_tensors)
+        temperature = ctx.temperature if heat is None else heat
         with _torch.next_tangents():
             dx, dk, dt = _tangents(z, dx, dk, dt)
             if others[1] is not None:
                 dk = dk - (cdfs.value(ctx.cdf, z) * others[1]).sum(-1, keepdim=True)
             dz = implicit.push(dx, dk, dt, implicit.at_margin(z, temperature, costs, ctx.cdf))
             return torch.where(z.isinf(), 0.0, dz)
+
+
+_apply_plain_margin = _torch.apply_plain(_Margin)
 
 
 def _tangents(like: Tensor, dx: Tensor | None, dk: Tensor | None, dt: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -292,11 +298,11 @@ def _cpu_topk(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf | 
     return threshold.topk(x, per_row(k, x), per_row(temperature, x), mask, law, early_stop=True)
 
 
-def _cpu_margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Mask, costs: Costs, cdf: Cdf | str) -> Tensor:
+def _cpu_margin(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, costs: Costs, cdf: Cdf | str) -> Tensor:
     law = _law(cdf)
     if HAS_NATIVE and costs is None and law is cdfs.SIGMOID:
         return _native.margin(x, k, temperature, mask)
-    return threshold.margin(x, k, temperature, mask, costs, law, early_stop=True)
+    return threshold.margin(x, per_row(k, x), per_row(temperature, x), mask, costs, law, early_stop=True)
 
 
 def _cpu_pull(g: Tensor, y: Tensor, temperature: PerRow, cdf: Cdf | str) -> Tensor:

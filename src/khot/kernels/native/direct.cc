@@ -37,6 +37,7 @@ constexpr uint8_t kFloating = 2;
 void (*solve)(const khot_rows* rows, void* y);
 void (*solve_pull)(const khot_rows* rows, const void* g, void* dx, double* dk);
 const Exchange* exchange;
+int32_t path;
 // Functions and types of torch, and what ops/_topk.py has.
 struct Names {
   PyObject *tensor, *parameter, *empty_like, *get_num_threads, *is_grad_enabled, *watchers, *forward_level, *forward_ad,
@@ -111,7 +112,7 @@ bool view(PyObject* object, Tensor& t, khot_rows& rows) {
   rows.n = t.shape[t.ndim - 1];
   rows.rows = count ? count / rows.n : 0;
   rows.dtype = t.bits == 32 ? KHOT_FLOAT : KHOT_DOUBLE;
-  rows.path = KHOT_WIDE;
+  rows.path = path;
   return count != 0;
 }
 
@@ -138,7 +139,7 @@ bool heat(PyObject* object, khot_rows& rows) {
 bool finish(PyObject* cdf, khot_rows& rows) {
   const Owned threads(PyObject_CallNoArgs(names.get_num_threads));
   rows.threads = threads.get() ? (int32_t)PyLong_AsLong(threads.get()) : 1;
-  for (rows.cdf = 0; rows.cdf < KHOT_CDFS; ++rows.cdf)
+  for (rows.cdf = 0; rows.cdf < PyTuple_Size(names.cdfs); ++rows.cdf)
     if (PyTuple_GetItem(names.cdfs, rows.cdf) == cdf) return !PyErr_Occurred();
   return false;
 }
@@ -198,7 +199,7 @@ PyObject* pull(PyObject*, PyObject* const* given, Py_ssize_t count) {
   return filled(given[1], rows, [&](void* out) { solve_pull(&rows, of_g.x, out, nullptr); });
 }
 
-// bind(*, topk, topk_pull, exchange, and a keyword for each slot): the addresses of the library's functions, DLPack's table,
+// bind(*, topk, topk_pull, path, exchange, and a keyword for each slot): the addresses of the library's functions, DLPack's table,
 // and objects.
 PyObject* bind(PyObject*, PyObject*, PyObject* keywords) {
   const auto get = [=](const char* name) {
@@ -206,9 +207,10 @@ PyObject* bind(PyObject*, PyObject*, PyObject* keywords) {
     if (!value && !PyErr_Occurred()) PyErr_Format(PyExc_TypeError, "bind() lacks `%s`", name);
     return value;
   };
-  PyObject *of_topk = get("topk"), *of_pull = get("topk_pull"), *capsule = get("exchange");
-  if (!of_topk || !of_pull || !capsule) return nullptr;
+  PyObject *of_topk = get("topk"), *of_pull = get("topk_pull"), *of_path = get("path"), *capsule = get("exchange");
+  if (!of_topk || !of_pull || !of_path || !capsule) return nullptr;
   void *topk_at = PyLong_AsVoidPtr(of_topk), *pull_at = PyLong_AsVoidPtr(of_pull);
+  const long widest = PyLong_AsLong(of_path);
   auto* table = static_cast<Exchange*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
   if (PyErr_Occurred()) return nullptr;
   while (table && table->major > 1) table = table->previous;
@@ -225,6 +227,7 @@ PyObject* bind(PyObject*, PyObject*, PyObject* keywords) {
   }
   solve = reinterpret_cast<decltype(solve)>(topk_at);
   solve_pull = reinterpret_cast<decltype(solve_pull)>(pull_at);
+  path = (int32_t)widest;
   exchange = table;
   Py_RETURN_NONE;
 }
