@@ -26,19 +26,21 @@ class NativeBuild(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build, and record the outcome beside the library for `khot.kernels.status()`."""
         kernels = Path(self.root) / "src" / "khot" / "kernels"
-        library = kernels / "libkhot.so"
+        library, extension = kernels / "libkhot.so", kernels / "_direct.abi3.so"
         library.unlink(missing_ok=True)
-        outcome = build(kernels / "native", library)
+        extension.unlink(missing_ok=True)
+        outcome = build(kernels / "native", library, extension)
         (kernels / "build.txt").write_text(outcome + "\n")
         print(f"khot: native library {outcome}", file=sys.stderr)
-        build_data["artifacts"] += ["src/khot/kernels/libkhot.so", "src/khot/kernels/build.txt"]
+        build_data["artifacts"] += [f"src/khot/kernels/{name}" for name in (library.name, extension.name, "build.txt")]
         if library.exists():
             build_data["pure_python"] = False
-            build_data["tag"] = "py3-none-" + sysconfig.get_platform().replace("-", "_").replace(".", "_")
+            python = "cp311-abi3-" if extension.exists() else "py3-none-"
+            build_data["tag"] = python + sysconfig.get_platform().replace("-", "_").replace(".", "_")
 
 
-def build(sources: Path, library: Path) -> str:
-    """Compile the library and return a line that says how it went."""
+def build(sources: Path, library: Path, extension: Path) -> str:
+    """Compile the library and the extension that calls it, and return a line that says how it went."""
     named = shlex.split(os.environ.get("CXX", ""))
     found = named or [path for path in (shutil.which(name) for name in ("c++", "g++", "clang++")) if path][:1]
     if not found or not shutil.which(found[0]):
@@ -66,8 +68,15 @@ def build(sources: Path, library: Path) -> str:
         if failure:
             return f"not built: linking: {failure}"
         shutil.move(f"{folder}/{library.name}", library)
+        # The extension has Python's functions from the process that loads it, and the library's by their addresses.
+        late = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
+        flags = [*FLAGS, abi, "-I" + sysconfig.get_path("include"), "-shared", *late]
+        lack = run([*found, *flags, str(sources / "direct.cc"), "-o", f"{folder}/{extension.name}"])
+        if not lack:
+            shutil.move(f"{folder}/{extension.name}", extension)
     name = version.splitlines()[0] if version else Path(found[0]).name
-    return f"built by {name}" + ("" if openmp else ", without OpenMP: one thread")
+    single = "" if openmp else ", without OpenMP: one thread"
+    return f"built by {name}{single}" + (f", without the extension for small calls: {lack}" if lack else "")
 
 
 def run(command: list[str]) -> str | None:

@@ -39,6 +39,10 @@ dispatch_keys: Callable[[Tensor], Any] = _get("torch._C._dispatch_keys", lambda 
 # How many TorchDispatchModes are active, and how many TorchFunctionModes.
 dispatch_modes: Callable[[], int] = _get("torch._C._len_torch_dispatch_stack", lambda: 1)
 function_modes: Callable[[], int] = _get("torch._C._len_torch_function_stack", lambda: 1)
+# The C functions with which DLPack reads a tensor, in a capsule; older versions of torch have none.
+dlpack_table: Any = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+# What DLPack does not tell of a tensor: whether its sign is still to be changed, and whether its dimensions have names.
+ODDITIES = tuple(getattr(Tensor, name) for name in ("is_neg", "has_names") if hasattr(Tensor, name))
 # Whether torch.jit.trace records.
 is_tracing: Callable[[], bool] = _get("torch._C._is_tracing", torch.jit.is_tracing)  # type: ignore[attr-defined]
 # The level of forward-mode differentiation, given `torch.autograd.forward_ad`; negative if it is off.
@@ -81,6 +85,9 @@ def derive(function: type[torch.autograd.Function], *arguments: Any) -> Any:
 
 def apply_plain(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """Return an `apply` for ordinary tensors while no transform is active: it has nothing to unwrap or to bind."""
+    node = getattr(function, "_backward_cls", None)
+    if node is not None:
+        node.apply = function.backward  # what torch's own `apply` of a node calls, after it has looked it up
     quick: Callable[..., Any] = getattr(super(torch.autograd.Function, function), "apply", function.apply)
     return quick
 

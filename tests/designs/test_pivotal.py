@@ -128,6 +128,58 @@ def test_native_and_eager_draw_the_same_bits(n, dtype):
     assert torch.equal(ops.uniform(seed, 3, n), noise.uniform(seed, 3, n))
 
 
+@pytest.mark.parametrize("n", [65_537, 200_001])
+def test_one_long_row_has_the_same_bits_over_several_threads(n):
+    k, seed, is_whole = n // 5, torch.tensor(3), torch.tensor([False])
+    p = khot.sigmoid_topk(3 * scores(1, n).float(), k)
+    sizes = torch.tensor([float(k)], dtype=torch.float64)
+    order = noise.order(noise.bits(seed, 1), n)
+    draws = {
+        "random": lambda: ops.pivotal(p, is_whole, seed, None, True, 1, False),
+        "given": lambda: ops.pivotal(p, is_whole, seed, order, False, 1, False),
+        "as they come": lambda: ops.pivotal(p, is_whole, seed, None, False, 2, True),
+        "systematic": lambda: ops.systematic(p, sizes, seed, 2, True),
+        "order": lambda: ops.order(noise.bits(seed, 1), n),
+    }
+    before = torch.get_num_threads()
+    try:
+        results = [[draw() for draw in draws.values()] for threads in (1, 2, 3) if not torch.set_num_threads(threads)]
+    finally:
+        torch.set_num_threads(before)
+    for one, *others in zip(*results, strict=True):
+        assert all(torch.equal(one, other) for other in others)
+
+
+def test_systematic_samples_of_a_wrong_sum_have_the_same_bits_natively():
+    """What is lacking is more than a shift of the logits gives, or than 2⁵⁰ units: the rare ways of the kernel."""
+    p = torch.cat((torch.zeros(1, 300), torch.full((1, 40), 1e-9), torch.ones(1, 300), torch.rand(1, 60)), -1)
+    for k in (0.0, 250.0, 330.0, 360.4, 399.0, 700.0):
+        arguments = (p, torch.tensor([k], dtype=torch.float64), torch.tensor(5), 4, True)
+        assert torch.equal(ops.systematic(*arguments), systematic.draw(*arguments)), k
+
+
+def long_orders(n, keys=20_000):
+    """Scores of three χ² tests of random orders: where an item is, where two are, and who is beside the first."""
+    order = noise.order(noise.bits(torch.tensor(11), keys), n)
+    place = order.argsort(-1)
+    beside = order.gather(-1, (place[:, :1] ^ 1).clamp(max=n - 1))[:, 0]
+    cells = [order[:, 3], beside[beside > 0] - 1]
+    cells += [order[:, i] * 8 // n * 8 + order[:, j] * 8 // n for i, j in ((0, 1), (0, n // 2), (5, 37), (0, 512))]
+    result = []
+    for cell in cells:
+        count = cell.bincount().double()
+        mean, freedom = count.sum() / len(count), len(count) - 1
+        result.append(float((((count - mean).square() / mean).sum() - freedom) / (2 * freedom) ** 0.5))
+    return result
+
+
+def test_long_random_orders_are_as_good_as_uniform(monkeypatch):
+    assert max(long_orders(520)) < 4
+    assert max(long_orders(1000)) < 4
+    monkeypatch.setattr(noise, "ROUNDS", 3)
+    assert max(long_orders(1000)) > 10, "fewer rounds are found out"
+
+
 def test_random_orders_are_uniform():
     order = noise.order(noise.bits(torch.tensor(7), 60_000), 4)
     code = (order * torch.tensor([64, 16, 4, 1])).sum(-1)

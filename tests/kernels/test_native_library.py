@@ -1,4 +1,4 @@
-"""Loading the native library, its C interface, and what it does without memory."""
+"""Loading the native library, and its C interface."""
 
 import ctypes
 import re
@@ -137,37 +137,6 @@ def test_codes_are_those_of_the_header():
     assert "KHOT_SIGMOID, KHOT_LAPLACE, KHOT_EUCLIDEAN" in text
     assert (_native.PORTABLE, _native.WIDE) == (0, 1)
     assert {torch.float32: 0, torch.float64: 1} == _native._DTYPES
-
-
-WITHOUT_MEMORY = """
-import resource, sys, torch
-from khot.kernels import _native
-torch.set_num_threads(1)
-n, seed = 4_000_000, torch.tensor(1)
-p = torch.full((1, n), 0.5)
-whole = torch.ones(1, dtype=torch.bool)
-calls = {
-    "pivotal": lambda: _native.pivotal(p, whole, seed, None, True, 1, False),
-    "order": lambda: _native.order(torch.tensor([1]), n),
-}
-calls[sys.argv[1]]()
-used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + 60_000_000,) * 2)  # enough for the result, not for the work
-try:
-    calls[sys.argv[1]]()
-except MemoryError as error:
-    print(error)
-"""
-
-
-@pytest.mark.slow
-@needs_native
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits memory as Linux does")
-@pytest.mark.parametrize("name", ["pivotal", "order"])
-def test_failed_allocation_is_a_memory_error_not_an_abort(name):
-    done = subprocess.run([sys.executable, "-c", WITHOUT_MEMORY, name], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "no memory to sample rows of 4000000 items" in done.stdout
 
 
 @needs_native

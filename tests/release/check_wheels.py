@@ -75,7 +75,8 @@ def build_wheel(source: Path, folder: Path, **environment: str) -> Path:
     require("khot/jobs/report.css" in names, "the wheel lacks its style sheet")
     more = {name for name in names - expected if not re.match(r"khot-[^/]*\.dist-info/", name)}
     require(
-        more <= {"khot/kernels/libkhot.so", "khot/kernels/build.txt"}, f"the wheel has more than khot: {sorted(more)}"
+        more <= {f"khot/kernels/{name}" for name in ("libkhot.so", "_direct.abi3.so", "build.txt")},
+        f"the wheel has more than khot: {sorted(more)}",
     )
     return wheel
 
@@ -112,7 +113,9 @@ def main() -> None:
         unpacked = build_sdist(copy_sources(places["source"]), places["sdist"])
 
         wheel = build_wheel(unpacked, places["wheel"])
-        require("-py3-none-" in wheel.name and "-any" not in wheel.name, f"a wheel for its platform; got {wheel.name}")
+        require(
+            "-cp311-abi3-" in wheel.name and "-any" not in wheel.name, f"a wheel for its platform; got {wheel.name}"
+        )
         if sys.platform == "linux":
             wheel = repair(wheel, places["repaired"])
         clean = CleanVenv(folder / "clean", CORE)

@@ -53,37 +53,33 @@ class Systematic:
         self.shift, self.sum = systematic.places(n), 0
         self.one = 1 << self.shift
         self.running = noise.row_keys(seed, 1, 1, False) & (self.one - 1)
-        self.measured = torch.zeros(3, 1, dtype=torch.float64)
+        self.measured = torch.zeros(3, dtype=torch.int64)
 
     def look(self, p: Tensor) -> None:
         """Add a chunk to the sums."""
-        w = self._rounded(p)
+        w, measures = self._rounded(p)
         self.sum += int(w.sum())
-        self.measured = _along(self.measured, systematic.measures(p, w, self.one))[:, -1:]
+        self.measured += measures.sum(-1)
 
     def begin(self, k: float) -> None:
         """Decide how the difference of the sums and k is spread over all items."""
         lack = round(k * self.one) - self.sum
-        self.which = 0 if abs(lack) <= float(self.measured[0]) * self.one else 1 if lack > 0 else 2
-        self.total, self.lack = self.measured[self.which], torch.tensor([lack], dtype=torch.float64)
-        self.measure, self.given = torch.zeros_like(self.total), torch.zeros(1, dtype=torch.int64)
-        self.passed = torch.zeros(1, dtype=torch.int64)
+        self.which = 0 if abs(lack) <= int(self.measured[0]) else 1 if lack > 0 else 2
+        self.total, self.lack = self.measured[self.which, None], torch.tensor([lack])
+        self.measure, self.given, self.passed = torch.zeros(3, 1, dtype=torch.int64)
 
     def draw(self, p: Tensor) -> Tensor:
         """Return which items of the next chunk are drawn, (m) bool."""
-        w = self._rounded(p)
-        measure = _along(self.measure, systematic.measures(p, w, self.one)[self.which])
-        share = systematic.shares(measure, self.total, self.lack)
-        running = _along(self.running, w + share.diff(prepend=self.given))
+        w, measures = self._rounded(p)
+        measure = self.measure + measures[self.which].cumsum(-1)
+        share = systematic.share(measure, self.total, self.lack)
+        running = self.running + (w + share.diff(prepend=self.given)).cumsum(-1)
         passed = running >> self.shift
         drawn = passed.diff(prepend=self.passed) > 0
         self.measure, self.given, self.running, self.passed = (t[-1:] for t in (measure, share, running, passed))
         return drawn
 
-    def _rounded(self, p: Tensor) -> Tensor:
-        return (p * self.one).round().to(torch.int64)
-
-
-def _along(before: Tensor, terms: Tensor) -> Tensor:
-    """Return the running sums of terms (…, m) that go on from `before` (…, 1), one after the other."""
-    return torch.cat((before, terms), -1).cumsum(-1)[..., 1:]
+    def _rounded(self, p: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a chunk in integers, and what the difference may be in proportion to, (3, m)."""
+        w, spread = systematic.units(p, self.one)
+        return w, torch.stack((spread, *(systematic.room(w, torch.tensor(sign), self.one) for sign in (1, -1))))

@@ -8,6 +8,7 @@ from torch import Tensor
 # (seed, stream, count) → (count,) uniforms of [0, 1): `khot.ops.uniform`, given to samplers by their callers
 Uniform = Callable[[Tensor, int, int], Tensor]
 UNIT = 2.0**-53
+SORTED, ROUNDS = 512, 6  # an order of more items is a bijection, of so many rounds
 GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 STEP = GOLDEN - 2**64  # the same 64 bits, signed
 
@@ -74,10 +75,31 @@ def gumbel(shape: torch.Size, like: Tensor, generator: torch.Generator | None, u
 
 
 def order(key: Tensor, n: int) -> Tensor:
-    """Return a random order of 0, …, n − 1 for each key, (…, n): its words sorted, with the index as lowest bits."""
+    """Return a random order of 0, …, n − 1 for each key, (…, n).
+
+    A short one is the key's words sorted, with the index as lowest bits. A long one is a bijection of [0, 2^m) that
+    depends on the key: where it leaves [0, n), it is followed until it comes back. It takes no sorting.
+    """
+    if n > SORTED:
+        return _shuffled(key, n)
     low = (1 << max(n - 1, 1).bit_length()) - 1
     words = (bits(key, n) & ~low) | torch.arange(n, device=key.device)
     return words.sort(-1).values & low
+
+
+def _shuffled(key: Tensor, n: int) -> Tensor:
+    m = (n - 1).bit_length()
+    rounds = [(word & 0xFFFFFFFF, _shifted(word, 32) | 1) for word in bits(key, ROUNDS)[..., None, :].unbind(-1)]
+    x = torch.arange(n, device=key.device).expand(*key.shape, n)
+    is_out = torch.ones_like(x, dtype=torch.bool)
+    while bool(is_out.any()):
+        y = x
+        for add, times in rounds:  # each maps [0, 2^m) one to one
+            y = (y + add) * times & ((1 << m) - 1)
+            y = y ^ (y >> (m + 1) // 2)
+        x = torch.where(is_out, y, x)
+        is_out = x >= n
+    return x
 
 
 def _shifted(word: Tensor, by: int) -> Tensor:

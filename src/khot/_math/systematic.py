@@ -24,27 +24,30 @@ def quantised(p: Tensor, k: Tensor) -> Tensor:
     would move an item beyond 0 or 1, it is spread in proportion to the room there is.
     """
     one = 1 << places(p.shape[-1])
+    w, spread = units(p, one)
+    lack = ((k * one).round().to(torch.int64) - w.sum(-1))[..., None]
+    by_shift, by_room = spread.cumsum(-1), room(w, lack, one).cumsum(-1)
+    measure = torch.where(lack.abs() <= by_shift[..., -1:], by_shift, by_room)
+    given = share(measure, measure[..., -1:], lack)
+    return w + given.diff(prepend=torch.zeros_like(given[..., :1]))
+
+
+def units(p: Tensor, one: int) -> tuple[Tensor, Tensor]:
+    """Return p and p(1 − p), rounded to integers in units of 1/one, whose sums are exact in any order."""
     p = p.to(torch.float64).clamp(0, 1)
-    w = (p * one).round().to(torch.int64)
-    left = (k * one).round().to(torch.int64) - w.sum(-1)
-    lack = left[..., None].to(torch.float64)
-    spread, above, below = measures(p, w, one).cumsum(-1)
-    measure = torch.where(lack.abs() <= spread[..., -1:] * one, spread, torch.where(lack > 0, above, below))
-    share = shares(measure, measure[..., -1:], lack)
-    return w + share.diff(prepend=torch.zeros_like(share[..., :1]))
+    return (p * one).round().to(torch.int64), (p * (1 - p) * one).round().to(torch.int64)
 
 
-def measures(p: Tensor, w: Tensor, one: int) -> Tensor:
-    """Return what the rest may be in proportion to: p(1 − p), the room above and the room below; (3, …, n)."""
-    is_open = (w != 0) & (w != one)
-    return torch.stack((p * (1 - p), (1 - p) * is_open, p * is_open))
+def room(w: Tensor, lack: Tensor, one: int) -> Tensor:
+    """Return how far each item may move towards what is lacking; those at 0 and 1 may not."""
+    return torch.where(lack > 0, one - w, w).masked_fill((w == 0) | (w == one), 0)
 
 
-def shares(measure: Tensor, total: Tensor, lack: Tensor) -> Tensor:
-    """Return how much of `lack` the items up to each one have; (…, n) int64."""
-    share = (measure * (lack / torch.where(total > 0, total, 1.0))).floor()
-    share = share.clamp(lack.clamp(max=0), lack.clamp(min=0))
-    return torch.where(measure >= total, lack, share).to(torch.int64)
+def share(measure: Tensor, total: Tensor, lack: Tensor) -> Tensor:
+    """Return how much of what is lacking the items up to each one get, in proportion to the running measure."""
+    part = measure.to(torch.float64) * (lack.to(torch.float64) / total.clamp(min=1).to(torch.float64))
+    part = part.floor().to(torch.int64).clamp(lack.clamp(max=0), lack.clamp(min=0))
+    return torch.where(measure >= total, lack, part)
 
 
 def draw(p: Tensor, k: Tensor, seed: Tensor, draws: int, is_paired: bool) -> Tensor:

@@ -156,25 +156,18 @@ def draw_systematic(
 
 def _quantised(p: Tensor, k: Tensor, one: int, over: Over) -> Tensor:
     """Return this process's part of `_math.systematic.quantised`."""
-    p = p.to(torch.float64).clamp(0, 1)
-    w = (p * one).round().to(torch.int64)
-    first = (k * one).round().to(torch.int64) - over.sum(w.sum(-1))
-    lack = first[..., None].to(torch.float64)
-    spread, above, below = systematic.measures(p, w, one)
-    own = torch.stack((spread, torch.where(lack > 0, above, below)))  # (2, rows, m)
+    w, spread = systematic.units(p, one)
+    lack = ((k * one).round().to(torch.int64) - over.sum(w.sum(-1)))[..., None]
+    own = torch.stack((spread, systematic.room(w, lack, one)))  # (2, rows, m)
     sums = over.gather(own.sum(-1, keepdim=True))  # (parts, 2, rows, 1)
     before, total = sums[: over.rank].sum(0), sums.sum(0)
     measures = torch.cat((torch.zeros_like(before), own.cumsum(-1)), -1) + before
-    is_shift = lack.abs() <= total[0] * one
+    is_shift = lack.abs() <= total[0]
     measure, whole = torch.where(is_shift, measures[0], measures[1]), torch.where(is_shift, total[0], total[1])
-    share = (measure * (lack / torch.where(whole > 0, whole, 1.0))).floor()
-    share = share.clamp(lack.clamp(max=0), lack.clamp(min=0))
-    after = sums[over.rank + 1 :].sum(0)
-    rest = torch.where(is_shift, after[0], after[1])
-    # What is left goes to the last item with a measure, in whichever part that is.
-    is_last = (rest <= 0) & (measure >= measure[..., -1:])
-    share = torch.where(is_last, lack, share).to(torch.int64)
-    return w + share.diff()
+    given = systematic.share(measure, whole, lack)
+    if over.rank == 0:
+        given[..., 0] = 0  # before the first item
+    return w + given.diff()
 
 
 def draw_conditional_poisson(p: Tensor, k: Tensor, seed: Tensor, draws: int, parts: Layout, over: Over) -> Tensor:

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import _torch
 from .._math import pursuit, threshold
 from .._math.cdfs import SIGMOID
-from .._shape import Mask, PerRow
+from .._shape import Mask, PerRow, per_row
 
 HERE = Path(__file__).parent
 WIDE, PORTABLE = 1, 0  # the path: the widest vectors this machine has, or one lane at a time
@@ -89,7 +90,35 @@ def _open(path: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(path))
 
 
+def _load_direct() -> tuple[Any, str]:
+    """Load the extension that calls the library without ctypes; return it, or None, and why it is missing."""
+    try:
+        from . import _direct  # type: ignore[attr-defined]
+    except ImportError:
+        return None, "; calls by ctypes: no extension for small calls"
+    if _direct.abi != LIBRARY.khot_abi():
+        return None, "; calls by ctypes: the extension for small calls is another version's, reinstall khot"
+    if _torch.dlpack_table is None:
+        return None, f"; calls by ctypes: torch {torch.__version__} has no `Tensor.__dlpack_c_exchange_api__`"
+    return _direct, ""
+
+
 LIBRARY, REASON = _load()
+_DIRECT, _why = (None, "") if LIBRARY is None else _load_direct()
+REASON += _why
+
+
+def direct(**names: Any) -> tuple[Any, Any]:
+    """Return two functions that call the library without ctypes: (x, k, T, dim, cdf) → y, and (g, y, T, cdf) → dx.
+
+    They return None for a call that is not simple: not an ordinary contiguous CPU tensor, say. Where the extension, or
+    what it needs of torch, is missing, they always do. `names` are the functions of torch and khot that it calls.
+    """
+    if _DIRECT is None:
+        return (lambda *_: None), (lambda *_: None)
+    topk, pull = (ctypes.cast(f, ctypes.c_void_p).value for f in (LIBRARY.khot_topk, LIBRARY.khot_topk_pull))
+    _DIRECT.bind(topk=topk, topk_pull=pull, path=WIDE, exchange=_torch.dlpack_table, **names)
+    return _DIRECT.topk, _DIRECT.pull
 
 
 def native_topk(
@@ -141,7 +170,7 @@ def _call(name: str, x: Tensor, k: Any, temperature: Any, mask: Mask, path: int,
     getattr(LIBRARY, name)(rows, *rest)
 
 
-def margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Mask, path: int = WIDE) -> Tensor:
+def margin(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, path: int = WIDE) -> Tensor:
     """Return z as `_math.threshold.margin` does for the logistic cdf without costs.
 
     The kernel leaves rows with an infinite threshold, or one that is decided by numbers too small to be summed, to it.
@@ -149,7 +178,8 @@ def margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Mask, path: int = WI
     is_left = torch.empty(x.shape[:-1].numel(), dtype=torch.bool, device="cpu")
     z = _solve("khot_sigmoid_margin", x, k, temperature, mask, path, outputs=(is_left.data_ptr(),))
     if z.numel() and bool(is_left.any()):
-        scores, size, heat = (t.reshape(len(is_left), -1)[is_left] for t in (x, k, temperature))
+        of_rows = (x, per_row(k, x), per_row(temperature, x))
+        scores, size, heat = (t.reshape(len(is_left), -1)[is_left] for t in of_rows)
         allowed = None if mask is None else mask.reshape(-1, x.shape[-1])[is_left]
         rest = threshold.margin(scores, size[:, 0], heat[:, 0], allowed, None, SIGMOID, early_stop=True)
         z.view(-1, x.shape[-1])[is_left] = rest
@@ -211,8 +241,7 @@ def pivotal(
     order = None if order is None else order.contiguous()
     address, stride = (None, 0) if order is None else (order.data_ptr(), 0 if len(order) == 1 else p.shape[1])
     request = _draws(p, seed, draws, is_paired)
-    status = LIBRARY.khot_pivotal(request, is_integer.data_ptr(), address, stride, is_random, out.data_ptr())
-    _require_memory(status, p)
+    LIBRARY.khot_pivotal(request, is_integer.data_ptr(), address, stride, is_random, out.data_ptr())
     return out
 
 
@@ -235,8 +264,7 @@ def order(keys: Tensor, n: int) -> Tensor:
     """Return what `_math.noise.order` does."""
     keys = keys.contiguous()
     out = torch.empty(*keys.shape, n, dtype=torch.int64, device="cpu")
-    status = LIBRARY.khot_order(keys.data_ptr(), keys.numel(), n, torch.get_num_threads(), out.data_ptr())
-    _require_memory(status, out)
+    LIBRARY.khot_order(keys.data_ptr(), keys.numel(), n, torch.get_num_threads(), out.data_ptr())
     return out
 
 
@@ -315,13 +343,6 @@ def _address(t: Tensor | None) -> int | None:
 
 def _draws(p: Tensor, seed: Tensor, draws: int, is_paired: bool) -> Any:
     return _Draws(p.data_ptr(), *p.shape, int(seed), draws, is_paired, _DTYPES[p.dtype], torch.get_num_threads())
-
-
-def _require_memory(status: int, rows: Tensor) -> None:
-    """Raise MemoryError if the status of a call is not KHOT_OK."""
-    if status:
-        n = rows.shape[-1]
-        raise MemoryError(f"no memory to sample rows of {n} items, {26 * n} bytes for each thread; use fewer threads")
 
 
 def _sampled(p: Tensor) -> Tensor:

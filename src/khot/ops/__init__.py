@@ -24,6 +24,7 @@ from ._statistical import quick_cutoff, statistical_cutoff, statistical_topk
 from ._topk import (
     HAS_NATIVE,
     constant,
+    direct_topk,
     hard_topk,
     is_plain,
     is_watched,
@@ -35,7 +36,16 @@ from ._topk import (
     value_at,
 )
 
-__all__ = ["HAS_NATIVE", "constant", "hard_topk", "is_plain", "is_watched", "margin", "sigmoid_margins", "topk"]
+__all__ = [
+    "HAS_NATIVE",
+    "constant",
+    "hard_topk",
+    "is_plain",
+    "is_watched",
+    "margin",
+    "sigmoid_margins",
+    "topk",
+]
 __all__ += ["brewer", "natural_parameters", "order", "pivotal", "rejective", "sampford", "systematic", "uniform"]
 __all__ += ["quick_cutoff", "statistical_cutoff", "statistical_topk"]
-__all__ += ["cube", "local_pivotal", "prices", "sums_at", "topk_into", "value_at"]
+__all__ += ["cube", "direct_topk", "local_pivotal", "prices", "sums_at", "topk_into", "value_at"]

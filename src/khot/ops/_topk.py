@@ -17,6 +17,8 @@ from ..kernels import cpu as _native
 from ._library import LIBRARY, define, like
 
 HAS_NATIVE = _native.LIBRARY is not None
+# How `_TopK` is called on ordinary tensors: with y if it is solved, or with an empty tuple. None if they are not plain.
+Plain = tuple[Tensor] | tuple[()] | None
 
 # ── the short cut ────────────────────────────────────────────────────────────────────────────────────────────────────
 _PLAIN = {dispatch_keys(torch.empty(0, device="cpu")).raw_repr()}
@@ -76,7 +78,7 @@ def topk(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf) -> Ten
     if is_plain(x, k, temperature, mask):
         if not _differentiates(x, k, temperature):
             return _cpu_topk(x, k, temperature, mask, cdf)
-        return cast(Tensor, _apply_plain(x, k, temperature, mask, cdf, True))
+        return cast(Tensor, _apply_plain(x, k, temperature, mask, cdf, ()))
     if is_watched():
         return _topk(x, per_row(k, x), per_row(temperature, x), mask, cdf.name)
     if not _differentiates(x, k, temperature):
@@ -100,13 +102,12 @@ def margin(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, costs: Costs, 
 
     Arguments are those of `topk`, for any cdf; the costs are (…, n) or None.
     """
-    k, temperature = per_row(k, x), per_row(temperature, x)
     if is_watched():
-        return _margin(x, k, temperature, mask, costs, cdf.name)
+        return _margin(x, per_row(k, x), per_row(temperature, x), mask, costs, cdf.name)
     if not _differentiates(x, k, temperature, costs):
         return _solve_margin(x, k, temperature, mask, costs, cdf)
-    z: Tensor = _Margin.apply(x, k, temperature, mask, costs, cdf)
-    return z
+    apply = _apply_plain_margin if is_plain(x, k, temperature, mask, costs) else _Margin.apply
+    return cast(Tensor, apply(x, k, temperature, mask, costs, cdf))
 
 
 def sigmoid_margins(theta: Tensor, k: Tensor) -> Tensor:
@@ -128,16 +129,19 @@ def _solve(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf) -> T
         return _topk(x, k, temperature, mask, cdf.name)
 
 
-def _solve_margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Mask, costs: Costs, cdf: Cdf) -> Tensor:
+def _solve_margin(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, costs: Costs, cdf: Cdf) -> Tensor:
     """Return z by the CPU's kernel, or by the op below autograd."""
     if is_plain(x, k, temperature, mask, costs):
         return _cpu_margin(x, k, temperature, mask, costs, cdf)
+    k, temperature = per_row(k, x), per_row(temperature, x)
     with _torch.next_level():
         return _margin(x, k, temperature, mask, costs, cdf.name)
 
 
 def _pull(g: Tensor, y: Tensor, temperature: PerRow, cdf: Cdf) -> Tensor:
     """Return the cotangent of x for that of y: all that most training steps need, so a kernel fuses it."""
+    if not is_compiling() and (dx := _direct_pull(g, y, temperature, cdf)) is not None:
+        return cast(Tensor, dx)
     if is_plain(g, y, temperature):
         return _cpu_pull(g, y, temperature, cdf)
     return _topk_pull(g, y, per_row(temperature, y), cdf.name)
@@ -153,14 +157,18 @@ class _TopK(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf | str, plain: bool = False
+        ctx: Any, x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf | str, plain: Plain = None
     ) -> Tensor:
+        if plain:  # k and T are numbers
+            ctx.cdf, ctx.temperature, y = cdf, temperature, plain[0]
+            ctx.save_for_backward(y, None)
+            return y
         ctx.cdf, needs = _law(cdf), ctx.needs_input_grad
-        y = (_cpu_topk if plain else _solve)(x, k, temperature, mask, ctx.cdf)
+        y = (_solve if plain is None else _cpu_topk)(x, k, temperature, mask, ctx.cdf)
         ctx.temperature = None if needs[2] else temperature  # a number, or a tensor of khot's own that nobody changes
         rest = (x, k, mask) if needs[1] else ()
         ctx.save_for_backward(y, temperature if needs[2] else None, *rest)
-        if not plain and (transforms_active() or forward_level(forward_ad) >= 0):
+        if plain is None and (transforms_active() or forward_level(forward_ad) >= 0):
             ctx.set_materialize_grads(False)  # `jvp` asks for the margins only if k has a tangent
             ctx.save_for_forward(y, *(t if isinstance(t, Tensor) else None for t in (temperature, x, k, mask)))
         return y
@@ -185,6 +193,19 @@ class _TopK(torch.autograd.Function):
 
 
 _apply_plain = _torch.apply_plain(_TopK)
+direct_topk, _direct_pull = _native.direct(
+    tensor=Tensor,
+    parameter=Parameter,
+    empty_like=torch.empty_like,
+    get_num_threads=torch.get_num_threads,
+    is_grad_enabled=torch.is_grad_enabled,
+    watchers=(transforms_active, is_tracing, dispatch_modes, function_modes),
+    forward_level=forward_level,
+    forward_ad=forward_ad,
+    oddities=_torch.ODDITIES,
+    cdfs=tuple(cdf_by_name(name) for name in _native.CDFS),
+    apply=_apply_plain,
+)
 
 
 def _at_value(y: Tensor, temperature: PerRow, cdf: Cdf, *solved: Any) -> implicit.Linear:
@@ -200,31 +221,37 @@ class _Margin(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, k: Tensor, temperature: Tensor, mask: Mask, costs: Costs, cdf: Cdf | str
+        ctx: Any, x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, costs: Costs, cdf: Cdf | str
     ) -> Tensor:
         ctx.cdf = _law(cdf)
         z = _solve_margin(x, k, temperature, mask, costs, ctx.cdf)
-        ctx.save_for_backward(z, temperature, costs)
-        ctx.save_for_forward(z, temperature, costs)
+        ctx.temperature = temperature if type(temperature) is float else None
+        saved = (z, None if type(temperature) is float else temperature, costs)
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)
         return z
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        z, temperature, costs = ctx.saved_tensors
-        at = implicit.at_margin(z, temperature, costs, ctx.cdf)
+        (z, heat, costs), needs = ctx.saved_tensors, ctx.needs_input_grad
+        at = implicit.at_margin(z, ctx.temperature if heat is None else heat, costs, ctx.cdf)
         dx, dk, dt = implicit.pull(torch.where(z.isinf(), 0.0, g), at)
         dc = None if costs is None else -dk.unsqueeze(-1) * cdfs.value(ctx.cdf, z)
-        return dx, dk, dt, None, dc, None
+        return dx, dk if needs[1] else None, dt if needs[2] else None, None, dc, None
 
     @staticmethod
     def jvp(ctx: Any, dx: Tensor | None, dk: Tensor | None, dt: Tensor | None, *others: Any) -> Tensor:
-        z, temperature, costs = _torch.primals(ctx.saved_tensors)
+        z, heat, costs = _torch.primals(ctx.saved_tensors)
+        temperature = ctx.temperature if heat is None else heat
         with _torch.next_tangents():
             dx, dk, dt = _tangents(z, dx, dk, dt)
             if others[1] is not None:
                 dk = dk - (cdfs.value(ctx.cdf, z) * others[1]).sum(-1, keepdim=True)
             dz = implicit.push(dx, dk, dt, implicit.at_margin(z, temperature, costs, ctx.cdf))
             return torch.where(z.isinf(), 0.0, dz)
+
+
+_apply_plain_margin = _torch.apply_plain(_Margin)
 
 
 def _tangents(like: Tensor, dx: Tensor | None, dk: Tensor | None, dt: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -271,11 +298,11 @@ def _cpu_topk(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf | 
     return threshold.topk(x, per_row(k, x), per_row(temperature, x), mask, law, early_stop=True)
 
 
-def _cpu_margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Mask, costs: Costs, cdf: Cdf | str) -> Tensor:
+def _cpu_margin(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, costs: Costs, cdf: Cdf | str) -> Tensor:
     law = _law(cdf)
     if HAS_NATIVE and costs is None and law is cdfs.SIGMOID:
         return _native.margin(x, k, temperature, mask)
-    return threshold.margin(x, k, temperature, mask, costs, law, early_stop=True)
+    return threshold.margin(x, per_row(k, x), per_row(temperature, x), mask, costs, law, early_stop=True)
 
 
 def _cpu_pull(g: Tensor, y: Tensor, temperature: PerRow, cdf: Cdf | str) -> Tensor:

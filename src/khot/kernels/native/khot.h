@@ -109,7 +109,7 @@ KHOT_API void khot_statistical(const khot_rows* rows, double smooth, int is_exac
 
 /* Pivotal samples, (draws · rows) × n. The tree's leaves are the items in the order given (row r's at
  * order + r * order_stride), in a random order of each sample's own, or as they come. */
-KHOT_API int khot_pivotal(const khot_draws* draws, const uint8_t* is_whole, const int64_t* order, int64_t order_stride,
+KHOT_API void khot_pivotal(const khot_draws* draws, const uint8_t* is_whole, const int64_t* order, int64_t order_stride,
                           int is_random, void* out) KHOT_NOEXCEPT;
 
 /* Systematic samples of the sizes k, (draws · rows) × n. */
@@ -119,7 +119,7 @@ KHOT_API void khot_systematic(const khot_draws* draws, const double* k, void* ou
 KHOT_API void khot_uniform(int64_t seed, int64_t stream, int64_t count, int threads, double* out) KHOT_NOEXCEPT;
 
 /* A random order of n items for each key, rows × n. */
-KHOT_API int khot_order(const int64_t* keys, int64_t rows, int64_t n, int threads, int64_t* out) KHOT_NOEXCEPT;
+KHOT_API void khot_order(const int64_t* keys, int64_t rows, int64_t n, int threads, int64_t* out) KHOT_NOEXCEPT;
 
 /* Orthogonal matching pursuit. alpha, rows × n, holds the correlations of signals and atoms, and is overwritten. Writes
  * the atoms and their coefficients, rows × slots, of which `taken` are used; coefs must be 0 before. is_close[r]

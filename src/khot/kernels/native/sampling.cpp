@@ -1,15 +1,20 @@
-// Sampling: twins of _math/noise.py, pivotal.py and systematic.py, to the last bit. Compiled once for every machine.
+// Sampling: twins of _math/noise.py, pivotal.py and systematic.py, to the last bit. Compiled once; GCC on Linux makes
+// wider versions of the loops that are marked for it, and the loader of the program chooses between them.
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <memory>
-#include <new>
 #include <type_traits>
 
 #include "khot.h"
 #include "parallel.h"
+
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(__SANITIZE_ADDRESS__) && __GNUC__ >= 12
+#define KHOT_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define KHOT_CLONES
+#endif
 
 namespace {
 
@@ -23,7 +28,28 @@ inline uint64_t mixed(uint64_t word) {
 
 inline uint64_t word_at(uint64_t key, int64_t place) { return mixed(key + (uint64_t)(place + 1) * kGolden); }
 inline uint64_t stream_key(uint64_t seed, uint64_t stream) { return mixed(seed ^ stream * kGolden); }
-inline double unit(uint64_t word) { return (double)(int64_t)(word >> 11) * 0x1p-53; }
+
+// A double from the bits of one that is known, and the other way.
+inline double number_of(uint64_t bits) {
+  double value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+inline uint64_t bits_of(double value) {
+  uint64_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+// A word as a number, rounded once. Vectors of older processors convert no integers of 64 bits: both halves become the
+// last digits of a double.
+inline double as_number(uint64_t word) {
+  const double low = number_of((word & 0xFFFFFFFFu) | bits_of(0x1p52)), high = number_of((word >> 32) | bits_of(0x1p84));
+  return (high - (0x1p84 + 0x1p52)) + low;
+}
+
+// The upper 53 bits as a number of [0, 1).
+inline double unit(uint64_t word) { return as_number(word >> 11) * 0x1p-53; }
 
 // The key of draw d of a row; both draws of a pair have the same.
 inline uint64_t row_key(int64_t seed, int64_t d, int64_t rows, int64_t row, bool is_paired) {
@@ -38,257 +64,355 @@ inline double inside_unit(double p) {
 
 // The whole number next to a value in [0, 2^52], ties to even; the standard functions are calls on older processors.
 // Between 2^52 and 2^53 doubles are the whole numbers, in the order of their bits.
-inline int64_t rounded(double value) {
-  const double shifted = value + 0x1p52;
-  int64_t bits;
-  std::memcpy(&bits, &shifted, sizeof bits);
-  return bits - (int64_t)0x4330000000000000;
-}
+inline int64_t rounded(double value) { return (int64_t)(bits_of(value + 0x1p52) - bits_of(0x1p52)); }
 inline int64_t floored(double value) {
   const auto truncated = (int64_t)value;
   return truncated - (value < (double)truncated);
 }
+inline int64_t small_floor(double value) {  // |value| ≤ 2^51
+  const double shifted = value + 0x1.8p52;
+  return (int64_t)(bits_of(shifted) - bits_of(0x1.8p52)) - (value < shifted - 0x1.8p52);
+}
 
-// Room for n values: on the stack if they are few. `data` is null if there is no memory; a region of OpenMP must not
-// throw.
-template <class T> class Scratch {
- public:
-  explicit Scratch(int64_t n) : heap_(n > kFew ? new (std::nothrow) T[(size_t)n] : nullptr) {
-    data = n > kFew ? heap_.get() : few_;
+// Calls body(part, begin, end) for the parts of [0, n), side by side if there are threads: at most kMostParts of a power
+// of two of items. Returns log2 of the items of a part.
+constexpr int64_t kMostParts = 64;
+inline int part_bits(int64_t n) { return std::max(bit_length((uint64_t)(n - 1) / kMostParts), 14); }
+template <class Body> void for_parts(int64_t n, int threads, Body body) {
+  const int bits = part_bits(n);
+  const int64_t parts = (n + ((int64_t)1 << bits) - 1) >> bits;
+  const auto call = [&](int64_t part) { body(part, part << bits, std::min(n, (part + 1) << bits)); };
+  if (threads == 1) {
+    for (int64_t part = 0; part < parts; ++part) call(part);
+    return;
   }
-  T* data;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+  for (int64_t part = 0; part < parts; ++part) call(part);
+}
+
+// ── random orders ────────────────────────────────────────────────────────────────────────────────────────────────────
+constexpr int64_t kSorted = 512;  // an order of so many items is sorted words; a longer one is a bijection
+constexpr int64_t kBlock = 4096;  // leaves that are done at once, a power of two
+constexpr int kBlockBits = 12, kRounds = 6;
+
+// Words of the key sorted as signed numbers, their lowest bits replaced by the index. Buckets of one or two leave little
+// to sort.
+void sorted_order(uint64_t key, int64_t n, int64_t* items) {
+  const uint64_t low = ((uint64_t)1 << bit_length((uint64_t)std::max<int64_t>(n - 1, 1))) - 1;
+  const int bits = bit_length((uint64_t)n), shift = 64 - bits;
+  uint64_t words[kSorted], sorted[kSorted];
+  int32_t ends[2 * kSorted + 1] = {0};
+  for (int64_t i = 0; i < n; ++i) {
+    words[i] = ((word_at(key, i) & ~low) | (uint64_t)i) ^ (uint64_t)1 << 63;
+    ++ends[(words[i] >> shift) + 1];
+  }
+  for (int b = 0; b < 1 << bits; ++b) ends[b + 1] += ends[b];
+  for (int64_t i = 0; i < n; ++i) sorted[ends[words[i] >> shift]++] = words[i];
+  for (int64_t i = 1; i < n; ++i) {
+    const uint64_t word = sorted[i];
+    int64_t j = i;
+    for (; j > 0 && sorted[j - 1] > word; --j) sorted[j] = sorted[j - 1];
+    sorted[j] = word;
+  }
+  for (int64_t i = 0; i < n; ++i) items[i] = (int64_t)(sorted[i] & low);
+}
+
+// A bijection of [0, 2^bits): in each round it adds, multiplies by an odd number, and folds the upper half on the lower.
+struct Rounds {
+  uint32_t add[kRounds], times[kRounds];
+  uint64_t mask;
+  int fold;
+  Rounds(uint64_t key, int64_t n) {
+    const int bits = bit_length((uint64_t)(n - 1));
+    mask = ((uint64_t)1 << bits) - 1;
+    fold = (bits + 1) / 2;
+    for (int r = 0; r < kRounds; ++r) {
+      const uint64_t word = word_at(key, r);
+      add[r] = (uint32_t)word;
+      times[r] = (uint32_t)(word >> 32) | 1;
+    }
+  }
+  template <class U> U operator()(U x) const {
+    for (int r = 0; r < kRounds; ++r) {
+      x = (U)((x + add[r]) * times[r] & (U)mask);
+      x ^= x >> fold;
+    }
+    return x;
+  }
+};
+
+KHOT_CLONES void rounds_of(const Rounds& rounds, int64_t begin, int64_t count, uint32_t* out) {
+  const Rounds of = rounds;  // a copy that nothing else can change, to be kept in registers
+  for (int64_t i = 0; i < count; ++i) out[i] = of((uint32_t)(begin + i));
+}
+
+// The items at the places from `begin` on of a random order of n > kSorted: where the bijection leaves [0, n), it is
+// followed until it comes back.
+void shuffled_order(const Rounds& rounds, int64_t n, int64_t begin, int64_t count, int64_t* items) {
+  const bool is_long = rounds.mask > UINT32_MAX;
+  uint32_t first[kBlock];
+  for (int64_t done = 0; done < count; done += kBlock) {
+    const int64_t some = std::min(count - done, kBlock);
+    if (!is_long) rounds_of(rounds, begin + done, some, first);
+    for (int64_t i = 0; i < some; ++i) {
+      uint64_t x = is_long ? rounds((uint64_t)(begin + done + i)) : first[i];
+      while (x >= (uint64_t)n) x = is_long ? rounds(x) : rounds((uint32_t)x);
+      items[done + i] = (int64_t)x;
+    }
+  }
+}
+
+// ── pivotal ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+// The coins of a tree: coin i of a stream, or the opposite one.
+struct Coins {
+  uint64_t key;
+  double base, sign;
+  Coins(uint64_t key, bool is_opposite) : key(key), base(is_opposite ? 1 - 0x1p-53 : 0), sign(is_opposite ? -1 : 1) {}
+  double operator()(int64_t i) const { return base + sign * unit(word_at(key, i)); }
+};
+
+// What a subtree leaves: an item that goes on (−1: none), and its probability.
+struct Node {
+  double p;
+  int64_t item;
+};
+
+// One level: node i is what the nodes 2i and 2i + 1 leave. ones[i] becomes the item that stops there as a 1, or −1.
+// Returns how many there are.
+KHOT_CLONES int64_t meet(const double* p, const int64_t* items, int64_t nodes, const Coins& coins, int64_t first,
+                         double* next_p, int64_t* next_items, int64_t* ones) {
+  const Coins coin = coins;
+  int64_t count = 0;
+  for (int64_t i = 0; i < nodes; ++i) {
+    const double a = p[2 * i], s = a + p[2 * i + 1];
+    const int64_t left = items[2 * i], right = items[2 * i + 1];
+    const bool is_won = s >= 1;
+    const bool goes_on = coin(first + i) * (is_won ? 2 - s : s) < (is_won ? 1 - a : a);
+    next_p[i] = s - (is_won ? 1.0 : 0.0);
+    next_items[i] = goes_on ? left : right;
+    ones[i] = is_won ? (goes_on ? right : left) : -1;
+    count += is_won;
+  }
+  return count;
+}
+
+// A tree over n leaves, of which the nodes of level l are the subtrees of 2^l leaves, the last one cut short.
+template <class T> class Tree {
+ public:
+  Tree(const T* p, int64_t n, Coins coins, T* out) : p_(p), n_(n), coins_(coins), out_(out) {
+    for (levels_ = 0, first_[0] = 0; nodes(levels_) > 1; ++levels_)
+      first_[levels_ + 1] = first_[levels_] + nodes(levels_ + 1);
+  }
+
+  // Draws; place_all(begin, count, items) gives the items at places of the order.
+  template <class Place> void draw(bool is_whole, int threads, Place place_all) {
+    for_parts(n_, threads, [&](int64_t, int64_t begin, int64_t end) { std::fill(out_ + begin, out_ + end, (T)0); });
+    const int top = threads > 1 ? std::min(part_bits(n_), levels_) : levels_;
+    Node parts[kMostParts];
+    const auto part = [&](int64_t i, int64_t begin, int64_t end) {
+      Node waiting[64];
+      for (int64_t at = begin; at < end; at += kBlock)
+        climb(block(at, std::min(kBlock, end - at), place_all), std::min(kBlockBits, levels_), at >> kBlockBits, top,
+              waiting, &parts[i]);
+    };
+    if (top == levels_) part(0, 0, n_);
+    else for_parts(n_, threads, part);
+    Node root = parts[0], waiting[64];
+    if (top < levels_)
+      for (int64_t i = 0; i < nodes(top); ++i) climb(parts[i], top, i, levels_, waiting, &root);
+    if (root.p >= (is_whole ? 0.5 : 1 - coins_(first_[levels_])) && root.item >= 0) out_[root.item] = (T)1;
+  }
 
  private:
-  static constexpr int64_t kFew = 640;
-  T few_[kFew];
-  std::unique_ptr<T[]> heap_;
+  int64_t nodes(int level) const { return (n_ + ((int64_t)1 << level) - 1) >> level; }
+
+  // The node of the leaves from `begin` on.
+  template <class Place> Node block(int64_t begin, int64_t count, const Place& place_all) {
+    double p[2][kBlock + 1];
+    int64_t items[2][kBlock + 1], ones[kBlock / 2];
+    place_all(begin, count, items[0]);
+    for (int64_t i = 0; i < count; ++i) p[0][i] = inside_unit((double)p_[items[0][i]]);
+    int now = 0;
+    for (int level = 0; level < std::min(kBlockBits, levels_); ++level, now ^= 1) {
+      p[now][count] = 0;  // the missing one of a pair
+      items[now][count] = -1;
+      count = (count + 1) / 2;
+      if (meet(p[now], items[now], count, coins_, first_[level] + (begin >> (level + 1)), p[!now], items[!now], ones))
+        for (int64_t i = 0; i < count; ++i)
+          if (ones[i] >= 0) out_[ones[i]] = (T)1;
+    }
+    return {p[now][0], items[now][0]};
+  }
+
+  // Takes node i of a level upwards until it has to wait for the right one of its pair, or is of the level `top`.
+  void climb(Node node, int level, int64_t i, int top, Node* waiting, Node* result) {
+    for (; level < top; ++level, i /= 2) {
+      if (i % 2 == 0 && i + 1 < nodes(level)) {
+        waiting[level] = node;
+        return;
+      }
+      const Node left = i % 2 ? waiting[level] : node, right = i % 2 ? node : Node{0, -1};
+      const double p[2] = {left.p, right.p};
+      const int64_t items[2] = {left.item, right.item};
+      int64_t one;
+      if (meet(p, items, 1, coins_, first_[level] + i / 2, &node.p, &node.item, &one)) out_[one] = (T)1;
+    }
+    *result = node;
+  }
+
+  const T* p_;
+  int64_t n_, first_[65];  // first_[l]: the first coin of the pairs of level l
+  int levels_;
+  Coins coins_;
+  T* out_;
 };
 
-void insertion_sort(uint64_t* words, int64_t n) {
-  for (int64_t i = 1; i < n; ++i) {
-    const uint64_t word = words[i];
-    int64_t j = i;
-    for (; j > 0 && words[j - 1] > word; --j) words[j] = words[j - 1];
-    words[j] = word;
-  }
-}
-
-constexpr int kMostBits = 13;
-constexpr int64_t kFewWords = 8192;  // that many are sorted in the cache, in one go
-
-// Distributes what word(i) gives over 2^bits buckets, by its bits from `used` on; ends[b] is where bucket b ends.
-template <class Index, class Word>
-void distribute(int64_t n, int used, int bits, uint64_t* out, Index* ends, Word word) {
-  const int shift = 64 - used - bits;
-  const uint64_t mask = ((uint64_t)1 << bits) - 1;
-  std::fill_n(ends, (1 << bits) + 1, 0);
-  for (int64_t i = 0; i < n; ++i) ++ends[((word(i) >> shift) & mask) + 1];
-  for (int b = 0; b < 1 << bits; ++b) ends[b + 1] += ends[b];
-  for (int64_t i = 0; i < n; ++i) {
-    const uint64_t w = word(i);
-    out[ends[(w >> shift) & mask]++] = w;
-  }
-}
-
-// Sorts words that are random from the bit `used` on: buckets of one or two leave little to sort.
-template <class Word> void sort_words(int64_t n, int used, uint64_t* out, Word word) {
-  int32_t ends[(1 << kMostBits) + 1];
-  distribute(n, used, std::clamp(bit_length((uint64_t)n), 1, kMostBits), out, ends, word);
-  insertion_sort(out, n);
-}
-
-// A random order: words of the key sorted as signed numbers, their lowest bits replaced by the index. Returns the mask
-// of those.
-uint64_t random_order(uint64_t key, int64_t n, uint64_t* words, uint64_t* scratch) {
-  const uint64_t low = ((uint64_t)1 << bit_length((uint64_t)std::max<int64_t>(n - 1, 1))) - 1;
-  const auto word = [=](int64_t i) { return ((word_at(key, i) & ~low) | (uint64_t)i) ^ (uint64_t)1 << 63; };
-  if (n <= kFewWords) {
-    sort_words(n, 0, words, word);
-    return low;
-  }
-  int64_t ends[(1 << kMostBits) + 1];
-  const int bits = std::min(bit_length((uint64_t)(n / (kFewWords / 2))), kMostBits);
-  distribute(n, 0, bits, scratch, ends, word);
-  for (int64_t b = 0, begin = 0; b < 1 << bits; begin = ends[b++]) {
-    const uint64_t* bucket = scratch + begin;
-    sort_words(ends[b] - begin, bits, words + begin, [=](int64_t i) { return bucket[i]; });
-  }
-  return low;
-}
-
-struct Duel {
-  double residual;
-  uint8_t result;  // 1: the left goes on; 2: the one that stops becomes 1
-};
-
-// No branch: the outcome of a coin is not to be predicted.
-inline double chosen(bool first, double a, double b) {
-  uint64_t u, v;
-  std::memcpy(&u, &a, sizeof u);
-  std::memcpy(&v, &b, sizeof v);
-  u = v ^ ((u ^ v) & -(uint64_t)first);
-  std::memcpy(&a, &u, sizeof a);
-  return a;
-}
-
-inline Duel duel(double a, double b, double coin) {
-  const double s = a + b;
-  const bool is_won = s >= 1;
-  const bool goes_on = coin * chosen(is_won, 2 - s, s) < chosen(is_won, 1 - a, a);
-  return {s - (double)is_won, (uint8_t)(goes_on | is_won << 1)};
-}
-
-constexpr int64_t kAhead = 32;  // so many leaves ahead, the memory of a random one is asked for
-
-// One sample along the tree whose leaf i is the item place(i).
-template <bool Scattered, class T, class Place> void pivotal_tree(const T* p, int64_t n, bool is_whole, uint64_t key,
-                                                                  bool is_opposite, double* residual, uint8_t* duels,
-                                                                  uint8_t* value, T* out, Place place) {
-  const auto coin = [=](int64_t place) {
-    const double u = unit(word_at(key, place));
-    return is_opposite ? (1 - 0x1p-53) - u : u;
-  };
-  const auto leaf = [=](int64_t i) { return inside_unit((double)p[place(i)]); };
-  int64_t coins = 0, size = n;
-  if (n == 1) residual[0] = leaf(0);
-  while (size > 1) {
-    const int64_t half = size / 2, next = (size + 1) / 2;
-    const auto meet = [&](int64_t i, double a, double b) {
-      const Duel d = duel(a, b, coin(coins + i));
-      residual[i] = d.residual;
-      duels[coins + i] = d.result;
-    };
-    if (size == n) {
-      for (int64_t i = 0; i < half; ++i) {
-        if (Scattered && 2 * i + kAhead + 1 < n) {
-          __builtin_prefetch(p + place(2 * i + kAhead));
-          __builtin_prefetch(p + place(2 * i + kAhead + 1));
-        }
-        meet(i, leaf(2 * i), leaf(2 * i + 1));
-      }
-      if (next > half) meet(half, leaf(2 * half), 0);
-    } else {
-      for (int64_t i = 0; i < half; ++i) meet(i, residual[2 * i], residual[2 * i + 1]);
-      if (next > half) meet(half, residual[2 * half], 0);
-    }
-    coins += next;
-    size = next;
-  }
-  value[0] = residual[0] >= (is_whole ? 0.5 : 1 - coin(coins));
-  // Down again: the number of nodes of each level follows from n, so it is found by halving as often as needed.
-  int levels = 0;
-  for (int64_t m = n; m > 1; m = (m + 1) / 2) ++levels;
-  for (int level = levels - 1; level >= 0; --level) {
-    int64_t below = n;
-    for (int l = 0; l < level; ++l) below = (below + 1) / 2;
-    const int64_t nodes = (below + 1) / 2;
-    coins -= nodes;
-    for (int64_t i = nodes - 1; i >= 0; --i) {
-      const uint8_t d = duels[coins + i], v = value[i], won = d >> 1, goes_on = d & 1;
-      const uint8_t swap = (uint8_t)((v ^ won) & -goes_on), left = won ^ swap, right = v ^ swap;
-      if (level) {
-        value[2 * i] = left;
-        value[2 * i + 1] = right;
-      } else {
-        if (Scattered && 2 * i >= kAhead) {
-          __builtin_prefetch(out + place(2 * i - kAhead), 1);
-          __builtin_prefetch(out + place(2 * i - kAhead + 1), 1);
-        }
-        out[place(2 * i)] = (T)left;
-        if (2 * i + 1 < n) out[place(2 * i + 1)] = (T)right;
-      }
-    }
-  }
-  if (n == 1) out[0] = (T)value[0];
-}
-
-template <class T> int pivotal(const khot_draws& of, const uint8_t* is_whole, const int64_t* order,
-                               int64_t order_stride, bool is_random, T* out) {
+template <class T> void pivotal(const khot_draws& of, const uint8_t* is_whole, const int64_t* order,
+                                int64_t order_stride, bool is_random, T* out) {
   const int64_t n = of.n;
-  std::atomic<int> status{KHOT_OK};
-  for_rows(of.draws * of.rows, n, of.threads, [&](int64_t r, int) {
+  for_rows(of.draws * of.rows, n, of.threads, [&](int64_t r, int threads) {
     const int64_t row = r % of.rows, d = r / of.rows;
-    const uint64_t key = row_key(of.seed, d, of.rows, row, of.is_paired);
-    const bool is_opposite = of.is_paired && d % 2;
-    Scratch<double> residual(n);
-    Scratch<uint8_t> duels(n + 64), value(n + 2);
-    Scratch<uint64_t> words(is_random ? n : 0), spare(is_random ? n : 0);
-    if (!residual.data || !duels.data || !value.data || !words.data || !spare.data) {
-      status = KHOT_NO_MEMORY;
-      return;
-    }
-    const auto along = [&](auto is_scattered, auto place) {
-      pivotal_tree<is_scattered.value>(static_cast<const T*>(of.p) + row * n, n, is_whole[row] != 0, stream_key(key, 2),
-                                       is_opposite, residual.data, duels.data, value.data, out + r * n, place);
-    };
-    if (is_random) {
-      const uint64_t* places = words.data;
-      const uint64_t low = random_order(stream_key(key, 1), n, words.data, spare.data);
-      along(std::true_type{}, [=](int64_t i) { return (int64_t)(places[i] & low); });
+    const uint64_t key = row_key(of.seed, d, of.rows, row, of.is_paired), order_key = stream_key(key, 1);
+    Tree<T> tree(static_cast<const T*>(of.p) + row * n, n, {stream_key(key, 2), of.is_paired && d % 2}, out + r * n);
+    const auto draw = [&](auto place_all) { tree.draw(is_whole[row] != 0, threads, place_all); };
+    if (is_random && n <= kSorted) {
+      draw([=](int64_t, int64_t, int64_t* items) { sorted_order(order_key, n, items); });
+    } else if (is_random) {
+      const Rounds rounds(order_key, n);
+      draw([=](int64_t begin, int64_t count, int64_t* items) { shuffled_order(rounds, n, begin, count, items); });
     } else if (order) {
-      along(std::true_type{}, [=](int64_t i) { return order[row * order_stride + i]; });
+      const int64_t* given = order + row * order_stride;
+      draw([=](int64_t begin, int64_t count, int64_t* items) { std::copy_n(given + begin, count, items); });
     } else {
-      along(std::false_type{}, [](int64_t i) { return i; });
+      draw([](int64_t begin, int64_t count, int64_t* items) {
+        for (int64_t i = 0; i < count; ++i) items[i] = begin + i;
+      });
     }
   });
-  return status;
 }
 
+// ── systematic ───────────────────────────────────────────────────────────────────────────────────────────────────────
+constexpr int64_t kUnits = 512;  // items that are done at once
+
+// The probabilities of a row in units of 1/one, and how what rounding leaves of the size is spread over them: in
+// proportion to a measure, either p(1 − p) or the room that each item has.
+struct Spread {
+  int64_t one, lack, total;  // of the measure
+  bool by_room;
+};
+
+template <class T>
+inline void rounded_units(double one, const T* p, int64_t n, int64_t* __restrict weights, int64_t* __restrict measures) {
+  double x[kUnits];
+  for (int64_t i = 0; i < n; ++i) x[i] = p[i] > 0 ? (double)p[i] : 0;  // as `inside_unit`, but a loop for each line:
+  for (int64_t i = 0; i < n; ++i) x[i] = x[i] < 1 ? x[i] : 1;          // together they would be branches
+  for (int64_t i = 0; i < n; ++i) {
+    weights[i] = rounded(x[i] * one);
+    measures[i] = rounded(x[i] * (1 - x[i]) * one);
+  }
+}
+KHOT_CLONES void some_units(double one, const float* p, int64_t n, int64_t* weights, int64_t* measures) {
+  rounded_units(one, p, n, weights, measures);
+}
+KHOT_CLONES void some_units(double one, const double* p, int64_t n, int64_t* weights, int64_t* measures) {
+  rounded_units(one, p, n, weights, measures);
+}
+
+// Calls body(begin, count, weights, measures) for blocks of the items from `begin` to `end`.
+template <class T, class Body> void for_units(const Spread& spread, const T* p, int64_t begin, int64_t end, Body body) {
+  int64_t weights[kUnits], measures[kUnits];
+  for (; begin < end; begin += kUnits) {
+    const int64_t count = std::min(kUnits, end - begin);
+    some_units((double)spread.one, p + begin, count, weights, measures);
+    if (spread.by_room)
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t w = weights[i];
+        measures[i] = w == 0 || w == spread.one ? 0 : spread.lack > 0 ? spread.one - w : w;
+      }
+    body(begin, count, weights, measures);
+  }
+}
+
+// How many ones there are up to each item, from the running sums of weights and measures.
+KHOT_CLONES void ones_until(const Spread& spread, int shift, int64_t count, const int64_t* __restrict weights,
+                            const int64_t* __restrict measures, int64_t* __restrict until) {
+  const int64_t lack = spread.lack, total = spread.total;
+  const int64_t least = std::min<int64_t>(lack, 0), most = std::max<int64_t>(lack, 0);
+  const double factor = (double)lack / (double)std::max<int64_t>(total, 1);
+  const bool is_small = most - least < (int64_t)1 << 50;
+  for (int64_t i = 0; i < count; ++i) {
+    const double share = as_number((uint64_t)measures[i]) * factor;
+    int64_t given = is_small ? small_floor(share) : floored(share);
+    given = given < least ? least : given;
+    given = given > most ? most : given;
+    given = measures[i] >= total ? lack : given;
+    until[i] = (int64_t)((uint64_t)(weights[i] + given) >> shift);
+  }
+}
+
+// Draws every sample of the rows. The running sums are integers, so that parts of a row may be summed on their own.
 template <class T> void systematic(const khot_draws& of, const double* k, T* out) {
   const int64_t n = of.n, rows = of.rows;
   const int shift = std::min(52, 62 - bit_length((uint64_t)n));
-  const int64_t one = (int64_t)1 << shift;
-  const auto scale = (double)one;
-  for_rows(rows, n, of.threads, [&](int64_t row, int) {
-    const T* items = static_cast<const T*>(of.p) + row * n;
-    int64_t sum = 0;
-    double spread = 0;
-    for (int64_t i = 0; i < n; ++i) {
-      const double x = inside_unit((double)items[i]);
-      sum += rounded(x * scale);
-      spread += x * (1 - x);
-    }
-    const double size = k[row] > 0 ? std::min(k[row], (double)n) : 0;  // the caller sees to it; a number in any case
-    const int64_t lack = (int64_t)std::nearbyint(size * scale) - sum;
-    const int64_t least = std::min<int64_t>(lack, 0), most = std::max<int64_t>(lack, 0);
-    const auto share = [&](double total, auto measure_of) {
-      const double factor = (double)lack / (total > 0 ? total : 1);
-      for (int64_t d = 0; d < of.draws; ++d) {
-        T* chosen = out + (d * rows + row) * n;
-        const uint64_t turn = of.is_paired && d % 2 ? (uint64_t)one / 2 : 0;
-        int64_t running = (int64_t)((row_key(of.seed, d, rows, row, of.is_paired) + turn) & (uint64_t)(one - 1)),
-                passed = 0, given = 0;
-        double measure = 0;
-        for (int64_t i = 0; i < n; ++i) {
-          const double x = inside_unit((double)items[i]);
-          measure += measure_of(x);
-          const int64_t now = measure >= total ? lack : std::clamp(floored(measure * factor), least, most);
-          running += rounded(x * scale) + now - given;
-          given = now;
-          const int64_t until = running >> shift;
-          chosen[i] = (T)(int32_t)(until - passed);
-          passed = until;
-        }
+  for_rows(rows, n, of.threads, [&](int64_t row, int threads) {
+    const T* p = static_cast<const T*>(of.p) + row * n;
+    Spread spread = {(int64_t)1 << shift, 0, 0, false};
+    struct Sums {
+      int64_t weight, measure;
+    } parts[kMostParts], all;
+    const auto add_up = [&] {  // parts[i] becomes the sums before part i
+      for_parts(n, threads, [&](int64_t part, int64_t begin, int64_t end) {
+        Sums sums = {0, 0};
+        for_units(spread, p, begin, end, [&](int64_t, int64_t count, const int64_t* weights, const int64_t* measures) {
+          for (int64_t i = 0; i < count; ++i) sums.weight += weights[i], sums.measure += measures[i];
+        });
+        parts[part] = sums;
+      });
+      all = {0, 0};
+      for (int64_t i = 0; i << part_bits(n) < n; ++i) {
+        std::swap(all, parts[i]);
+        all = {all.weight + parts[i].weight, all.measure + parts[i].measure};
       }
     };
-    if (std::fabs((double)lack) <= spread * scale) return share(spread, [](double x) { return x * (1 - x); });
-    const auto room = [=](double x) {
-      const int64_t w = rounded(x * scale);
-      return w == 0 || w == one ? 0 : lack > 0 ? 1 - x : x;
-    };
-    double total = 0;
-    for (int64_t i = 0; i < n; ++i) total += room(inside_unit((double)items[i]));
-    share(total, room);
+    add_up();
+    const double size = k[row] > 0 ? std::min(k[row], (double)n) : 0;  // the caller sees to it; a number in any case
+    spread.lack = (int64_t)std::nearbyint(size * (double)spread.one) - all.weight;
+    spread.by_room = std::abs(spread.lack) > all.measure;
+    if (spread.by_room) add_up();
+    spread.total = all.measure;
+    for (int64_t d = 0; d < of.draws; ++d) {
+      const uint64_t turn = of.is_paired && d % 2 ? (uint64_t)spread.one / 2 : 0;
+      const auto start = (int64_t)((row_key(of.seed, d, rows, row, of.is_paired) + turn) & (uint64_t)(spread.one - 1));
+      T* chosen = out + (d * rows + row) * n;
+      for_parts(n, threads, [&](int64_t part, int64_t begin, int64_t end) {
+        Sums sums = {parts[part].weight + start, parts[part].measure};
+        int64_t until[kUnits + 1] = {0};
+        if (part) ones_until(spread, shift, 1, &sums.weight, &sums.measure, until);
+        for_units(spread, p, begin, end, [&](int64_t at, int64_t count, int64_t* weights, int64_t* measures) {
+          for (int64_t i = 0; i < count; ++i) {
+            weights[i] = sums.weight += weights[i];
+            measures[i] = sums.measure += measures[i];
+          }
+          ones_until(spread, shift, count, weights, measures, until + 1);
+          for (int64_t i = 0; i < count; ++i) chosen[at + i] = (T)(int32_t)(until[i + 1] - until[i]);
+          until[0] = until[count];
+        });
+      });
+    }
   });
+}
+
+KHOT_CLONES void uniforms(uint64_t key, int64_t begin, int64_t end, double* out) {
+  for (int64_t i = begin; i < end; ++i) out[i] = unit(word_at(key, i));
 }
 
 }  // namespace
 
-int khot_pivotal(const khot_draws* draws, const uint8_t* is_whole, const int64_t* order, int64_t order_stride,
-                 int is_random, void* out) noexcept {
+void khot_pivotal(const khot_draws* draws, const uint8_t* is_whole, const int64_t* order, int64_t order_stride,
+                  int is_random, void* out) noexcept {
   if (draws->dtype == KHOT_FLOAT)
     return pivotal(*draws, is_whole, order, order_stride, is_random != 0, static_cast<float*>(out));
-  return pivotal(*draws, is_whole, order, order_stride, is_random != 0, static_cast<double*>(out));
+  pivotal(*draws, is_whole, order, order_stride, is_random != 0, static_cast<double*>(out));
 }
 
 void khot_systematic(const khot_draws* draws, const double* k, void* out) noexcept {
@@ -298,22 +422,17 @@ void khot_systematic(const khot_draws* draws, const double* k, void* out) noexce
 
 void khot_uniform(int64_t seed, int64_t stream, int64_t count, int threads, double* out) noexcept {
   const uint64_t key = stream_key((uint64_t)seed, (uint64_t)stream);
-  for_rows((count + kChunk - 1) / kChunk, kChunk, threads, [&](int64_t chunk, int) {
-    const int64_t end = std::min(count, (chunk + 1) * kChunk);
-    for (int64_t i = chunk * kChunk; i < end; ++i) out[i] = unit(word_at(key, i));
-  });
+  for_rows((count + kChunk - 1) / kChunk, kChunk, threads,
+           [&](int64_t chunk, int) { uniforms(key, chunk * kChunk, std::min(count, (chunk + 1) * kChunk), out); });
 }
 
-int khot_order(const int64_t* keys, int64_t rows, int64_t n, int threads, int64_t* out) noexcept {
-  std::atomic<int> status{KHOT_OK};
-  for_rows(rows, n, threads, [&](int64_t r, int) {
-    Scratch<uint64_t> words(n), spare(n);
-    if (!words.data || !spare.data) {
-      status = KHOT_NO_MEMORY;
-      return;
-    }
-    const uint64_t low = random_order((uint64_t)keys[r], n, words.data, spare.data);
-    for (int64_t i = 0; i < n; ++i) out[r * n + i] = (int64_t)(words.data[i] & low);
+void khot_order(const int64_t* keys, int64_t rows, int64_t n, int threads, int64_t* out) noexcept {
+  for_rows(rows, n, threads, [&](int64_t r, int share) {
+    const auto key = (uint64_t)keys[r];
+    if (n <= kSorted) return sorted_order(key, n, out + r * n);
+    const Rounds rounds(key, n);
+    for_parts(n, share, [&](int64_t, int64_t begin, int64_t end) {
+      shuffled_order(rounds, n, begin, end - begin, out + r * n + begin);
+    });
   });
-  return status;
 }
