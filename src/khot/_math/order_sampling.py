@@ -261,8 +261,8 @@ def _counted(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
 def _gauss_rule(width: float) -> tuple[Tensor, Tensor]:
     """Return nodes in [0, 1] and weights of Gauss' rule, in equal panels, for an interval as wide as that.
 
-    In a panel of half-width h it errs by ρ^(−2 nodes), log ρ = asinh(a/h), for what is bounded for |Im y| ≤ a = π/2; and
-    FAR nodes do for a bell curve that falls by e^−FAR.
+    In a panel of half-width h it errs by ρ^(−2 nodes), log ρ = asinh(a/h), for what is bounded for |Im y| ≤ a = π/2;
+    and FAR nodes do for a bell curve that falls by e^−FAR.
     """
     panels = math.ceil(width / PANEL)
     nodes = math.ceil(math.hypot(FAR, FAR / (2 * math.asinh(math.pi * panels / width))))
