@@ -1,17 +1,20 @@
 """Samplers of data sets."""
 
+from collections import Counter
+from fractions import Fraction
 from functools import partial
 from itertools import chain
 
 import numpy as np
 import pytest
 import torch
-from design_cases import scores
+from design_cases import generator, scores
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 import khot
+from khot._math import systematic
 from khot.data import DesignBatchSampler, DesignSampler, WeightedDataset
-from khot.designs import PlackettLuce, Systematic
+from khot.designs import Pivotal, PlackettLuce, Systematic
 
 SIZES = scores(30).mul(1.2).exp()
 
@@ -152,3 +155,80 @@ def test_replicas_are_those_of_the_process_group(monkeypatch):
     assert (sampler.num_replicas, sampler.rank, len(sampler)) == (4, 3, 2)
     assert list(sampler) == list(DesignSampler(SIZES, 8, num_replicas=4, rank=3))
     assert DesignSampler(SIZES, 8, num_replicas=1, rank=0).num_replicas == 1
+
+
+def along(probs):
+    """The law of pivotal samples along the items, by definition: the first open item duels with the next."""
+    law = {}
+
+    def duel(chance, first, rest, taken):
+        if not rest:
+            law[taken] = law.get(taken, 0) + chance
+            return
+        (i, a), (j, b), others = first, rest[0], rest[1:]
+        is_won, s = a + b >= 1, a + b
+        left = (1 - a) / (2 - s) if is_won else a / s if s else Fraction(1)  # the chance that i goes on
+        for item, part, loser in ((i, left, j), (j, 1 - left, i)):
+            if part:
+                won = taken | {loser} if is_won else taken
+                duel(chance * part, (item, s - is_won), others, won)
+
+    items = [(i, Fraction(round(1000 * float(p)), 1000)) for i, p in enumerate(probs)]
+    duel(Fraction(1), items[0], [*items[1:], (-1, Fraction(0))], frozenset())
+    return {items: float(chance) for items, chance in law.items()}
+
+
+def chi_square(draw, law, draws):
+    counts = Counter(frozenset(draw().tolist()) for _ in range(draws))
+    stray = sum(count for s, count in counts.items() if law.get(s, 0) < 1e-9)
+    off = sum((counts[s] - draws * p) ** 2 / (draws * p) for s, p in law.items() if p > 1e-9)
+    return stray, off, sum(p > 1e-9 for p in law.values()) - 1
+
+
+def test_batches_are_pivotal_samples_along_an_order():
+    """χ² of whole subsets, below its 1 − 10⁻⁵ quantile; samples along another order, and systematic ones, are not."""
+    probs, random = torch.tensor([0.07, 0.17, 0.41, 0.61, 0.83, 0.91], dtype=torch.float64), generator()
+    law = along(probs)
+    assert abs(sum(law.values()) - 1) < 1e-12
+
+    def pivotal(p):
+        passed = systematic.quantised(p, torch.tensor(3.0, dtype=torch.float64)).cumsum(-1)
+        return lambda: systematic.draw_pivotal(passed, 3, torch.rand(2, 3, dtype=torch.float64, generator=random))
+
+    stray, off, freedom = chi_square(pivotal(probs), law, 10_000)
+    limit = freedom + 4.3 * (2 * freedom) ** 0.5 + 12
+    assert stray == 0
+    assert off < limit
+    moved = pivotal(probs.roll(2))
+    stray, off, _ = chi_square(lambda: (moved() - 2) % 6, law, 10_000)
+    assert stray > 0 or off > limit
+    other = Systematic(probs)
+    stray, off, _ = chi_square(lambda: other.sample_indices(generator=random), law, 2000)
+    assert stray > 0 or off > limit
+
+
+@pytest.mark.parametrize("sizes", [[1.0] * 8, [9.0, 1.0, 1.0, 1.0, 1.0, 9.0, 0.0], [1.0, 1.0], [5.0, 1.0, 1.0]])
+def test_batches_have_exact_probabilities_and_sizes(sizes):
+    """Each frequency within 4.5 standard errors, and k different items in every batch; certain ones in all."""
+    sampler = DesignBatchSampler(sizes, k=2, num_batches=50)
+    batches = torch.tensor([batch for _ in range(60) for batch in sampler])
+    assert (batches[:, 0] != batches[:, 1]).all()
+    share = torch.bincount(batches.flatten(), minlength=len(sizes)) / len(batches)
+    error = (sampler.probs * (1 - sampler.probs) / len(batches)).sqrt()
+    assert ((share - sampler.probs).abs() <= 4.5 * error).all()
+    assert not ((share - 1.25 * sampler.probs).abs() <= 4.5 * error).all(), "the check finds an error of a quarter"
+
+
+def test_orders_of_batches_change_with_epochs_and_resume():
+    sizes = torch.arange(1.0, 41.0)
+    whole = DesignBatchSampler(sizes, k=4, num_batches=6, seed=3)
+    epochs = [list(whole), list(whole)]
+    assert epochs[0] != epochs[1]
+    again = DesignBatchSampler(sizes, k=4, num_batches=6, seed=3)
+    again.load_state_dict({"seed": 3, "epoch": 1, "handed": 4, "of": 6})
+    assert list(again) == epochs[1][4:]
+    halves = [DesignBatchSampler(sizes, k=4, num_batches=6, seed=3, num_replicas=2, rank=rank) for rank in range(2)]
+    joined = [sorted(a + b) for a, b in zip(*map(list, halves), strict=True)]
+    assert joined == [sorted(batch) for batch in epochs[0]]
+    laws = DesignBatchSampler(sizes, k=4, num_batches=6, design=Pivotal)
+    assert all(len(set(batch)) == 4 for batch in laws)

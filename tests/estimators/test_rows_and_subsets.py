@@ -1,12 +1,14 @@
 """Losses of rows, objectives of one batch, and estimates from distinct subsets."""
 
 import functools
+import itertools
 
 import pytest
 import torch
 from design_cases import generator, scores
 
 from khot import estimators
+from khot._math import unordered_sets
 from khot.designs import ConditionalPoisson, Pivotal, PlackettLuce
 
 THETA = scores(5)
@@ -16,6 +18,7 @@ LOSSES = (
     estimators.taylor_control_variate,
     estimators.reinmax,
     functools.partial(estimators.distinct_subsets, num_samples=3),
+    functools.partial(estimators.unordered_set, num_samples=3),
 )
 
 
@@ -67,10 +70,11 @@ def test_all_subsets_are_the_exact_expectation(make):
     theta = THETA.clone().requires_grad_()
     design = make(logits=theta, k=2)
     for count in (10, 99):
-        loss = estimators.distinct_subsets(design, objective, num_samples=count, generator=generator())
-        torch.testing.assert_close(loss, exact(design))
-        expected = torch.autograd.grad(exact(design), theta)
-        torch.testing.assert_close(torch.autograd.grad(loss, theta), expected)
+        for estimator in (estimators.distinct_subsets, estimators.unordered_set):
+            loss = estimator(design, objective, num_samples=count, generator=generator())
+            torch.testing.assert_close(loss, exact(design))
+            expected = torch.autograd.grad(exact(design), theta)
+            torch.testing.assert_close(torch.autograd.grad(loss, theta), expected)
 
 
 @pytest.mark.parametrize("baseline", [0.0, 1.5])
@@ -155,3 +159,70 @@ def test_errors_of_rebar():
         estimators.rebar(PlackettLuce(logits=THETA, k=5), objective)
     with pytest.raises(ValueError, match="must be differentiable"):
         estimators.rebar(PlackettLuce(logits=THETA, k=2), lambda x: (x > 0.5).double().sum(-1))
+
+
+def by_orders(p, chosen):
+    """P(a set is drawn one by one ∝ p), the sum over all orders."""
+    total = 0.0
+    for order in itertools.permutations(chosen):
+        left, chance = 1.0, 1.0
+        for i in order:
+            chance, left = chance * p[i] / left, left - p[i]
+        total += chance
+    return total
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize(("k", "wrong"), [(1, None), (2, None), (2, "baseline"), (2, "ratio")])
+def test_unordered_sets_have_no_bias(count, k, wrong, monkeypatch):
+    """The mean over all sets of subsets, weighted by their chances, is the exact gradient to 1e-10; not if altered."""
+    one = THETA.clone().requires_grad_()
+    truth = exact(ConditionalPoisson(logits=one, k=k))
+    (expected,) = torch.autograd.grad(truth, one)
+    support = ConditionalPoisson(logits=THETA, k=k).enumerate_support()
+    p = ConditionalPoisson(logits=THETA, k=k).log_prob(support).exp()
+    sets = torch.tensor(list(itertools.combinations(range(len(p)), count)))
+    count = min(count, len(p))
+    chance = torch.tensor([by_orders(p.tolist(), s) for s in sets.tolist()], dtype=torch.float64)
+    assert abs(chance.sum() - 1) < 1e-12
+    noise = torch.zeros(len(sets), len(p), dtype=torch.float64).scatter_(1, sets, 1e4)
+    monkeypatch.setattr(estimators._subsets.noise, "gumbel", lambda *_: noise)
+    right = unordered_sets.ratios
+    altered = {"baseline": lambda one, two: (one, 0.9 + 0 * two), "ratio": lambda one, two: (1.01 * one, two)}
+    if wrong:
+        monkeypatch.setattr(estimators._subsets.unordered_sets, "ratios", lambda *t: altered[wrong](*right(*t)))
+    theta = THETA.expand(len(sets), 5).clone().requires_grad_()
+    rows = estimators.unordered_set(ConditionalPoisson(logits=theta, k=k), objective, num_samples=count, per_row=True)
+    (each,) = torch.autograd.grad(rows.sum(), theta)
+    is_right = (chance @ each - expected).abs().max() < 1e-10 and (wrong or abs(chance @ rows - truth) < 1e-10)
+    assert is_right == (wrong is None)
+
+
+def test_ratios_of_sets_are_those_of_their_orders():
+    """Unlike probabilities, also with a set that leaves almost nothing, and one with a place that holds none."""
+    p = torch.tensor([0.5, 0.3, 0.1, 0.0999, 1e-4], dtype=torch.float64)
+    for chosen in ((0, 1, 2, 3), (2, 4), (0, 3, 4), (0,)):
+        rest = 1 - p[list(chosen)].sum()
+        log_p = torch.cat((p[list(chosen)].log(), torch.tensor([-torch.inf], dtype=torch.float64)))[None]
+        one, two = unordered_sets.ratios(log_p, rest[None])
+
+        def chance(items, rest=rest):  # as if the others of `chosen` were not there
+            kept = (p / (rest + p[list(items)].sum())).tolist()
+            return by_orders(kept, items)
+
+        for a, i in enumerate(chosen):
+            without = [s for s in chosen if s != i]
+            assert one[0, a] == pytest.approx(chance(without) / chance(chosen), rel=1e-9)
+            for b, j in enumerate(chosen):
+                pair = 1.0 if i == j else chance([s for s in without if s != j]) / chance(without)
+                assert two[0, a, b] == pytest.approx(pair, rel=1e-9)
+
+
+def test_errors_of_unordered_sets():
+    with pytest.raises(ValueError, match="`num_samples` must be ≥ 2"):
+        estimators.unordered_set(ConditionalPoisson(logits=THETA, k=2), objective, num_samples=1)
+    with pytest.raises(TypeError, match="`design` must be"):
+        estimators.unordered_set(torch.distributions.OneHotCategorical(logits=THETA), objective)
+    theta = torch.tensor([0.3, -torch.inf, 1.0, torch.inf, -0.5], dtype=torch.float64, requires_grad=True)
+    loss = estimators.unordered_set(ConditionalPoisson(logits=theta, k=2), objective, num_samples=9)
+    assert torch.autograd.grad(loss, theta)[0].isfinite().all()

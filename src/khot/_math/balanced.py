@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 
 from . import noise
 
+LAST = 60  # items for each variable that wait for the end of the tree
 SNAP = 1e-13  # an entry so close to 0 or 1 after a move was brought there
 RANK = 1e-11  # a pivot below this share of its variable is rounding
 
@@ -45,17 +46,18 @@ def cube(p: Tensor, z: Tensor, is_integer: Tensor, seed: Tensor, is_random: bool
 def _flight(p: Tensor, variables: Tensor, keys: Tensor) -> Tensor:
     """Return φ (rows, n) with at most as many open entries as there are variables (rows, v, n)."""
     rows, v, n = variables.shape
-    phi, level = p.clone(), 0
-    where = torch.arange(n, device=p.device).expand(rows, n)  # the entries that the blocks hold; n where there is none
-    while True:
+    phi, level, last = p.clone(), 0, min(LAST * v, n)
+    where, fresh = torch.arange(n, device=p.device).expand(rows, n).split((n - last, last), -1)  # n: there is none
+    while where.shape[-1] > v:
         if rest := -where.shape[-1] % (2 * v):
             where = pad(where, (0, rest), value=n)
         blocks = where.view(rows, -1, 2 * v)
         uniforms = noise.unit(noise.bits(noise.stream_key(keys, 100 + level), blocks.shape[1] * 2 * v))
         phi, left = _moved(phi, p, variables, blocks, uniforms.view(rows, -1, 2 * v))
-        if blocks.shape[1] == 1:
-            return phi
         where, level = left.flatten(1), level + 1  # (rows, blocks · v)
+    blocks = torch.cat((where, fresh), -1)[:, None]
+    uniforms = noise.unit(noise.bits(noise.stream_key(keys, 3), blocks.shape[-1]))
+    return _moved(phi, p, variables, blocks, uniforms[:, None])[0]
 
 
 def _root(phi: Tensor, p: Tensor, variables: Tensor, keys: Tensor, stream: int) -> Tensor:

@@ -64,6 +64,28 @@ def draw(p: Tensor, k: Tensor, seed: Tensor, draws: int, is_paired: bool) -> Ten
     return passed.diff(prepend=torch.zeros_like(passed[..., :1])).to(p.dtype).view(draws * rows, n)
 
 
+def draw_pivotal(passed: Tensor, k: int, u: Tensor) -> Tensor:
+    """Draw a pivotal sample along the items, given running sums (n) of `quantised`; k indices, in O(k log n).
+
+    Stratum j is [jF, (j + 1)F), and item h straddles its start, by a before it and b in it. If the stratum before took
+    h, one of the others is drawn, in proportion; if not, h with the chance b/(F − a), else one of the others. Whether h
+    was taken is what the last stratum says that did not leave it to the one before. `u` (2, k) is uniform. Reference:
+    Chauvet, "On a characterization of ordered pivotal sampling" (2012).
+    """
+    one = 1 << places(len(passed))
+    j = torch.arange(k, device=passed.device)
+    start = j * one
+    h = torch.searchsorted(passed, start, right=True)
+    b = torch.where(j > 0, passed[h] - start, 0)
+    a = torch.where(j > 0, start - torch.where(h > 0, passed[h - 1], 0), 0)
+    other = torch.searchsorted(passed, start + b + (u[0] * (one - b)).floor().to(torch.int64), right=True)
+    is_other = (u[1] * (one - a) >= b) | (j == 0)  # if h was not taken before
+    takes_next = other == torch.cat((h[1:], h.new_full((1,), -1)))
+    said = torch.where(takes_next & ~is_other, 0, j).cummax(0).values
+    is_taken = torch.cat((takes_next.new_zeros(1), (takes_next & is_other)[said][:-1]))
+    return torch.where(is_taken | is_other, other, h)
+
+
 def log_prob(p: Tensor, k: Tensor, x: Tensor) -> Tensor:
     """Return log P(x), differentiable in p: P is the length of the interval of u with all X_i ≤ c_i + u < X_i + 1."""
     c = p.cumsum(-1)

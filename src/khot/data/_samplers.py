@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from .. import _check
+from .._math import systematic
 from ..designs import MakesDesign, Pivotal, inclusion_probs
 
 
@@ -20,7 +21,7 @@ class _Draws:
         self,
         sizes: Any,
         k: int,
-        design: MakesDesign,
+        design: MakesDesign | None,
         seed: int,
         num_replicas: int | None,
         rank: int | None,
@@ -42,8 +43,9 @@ class _Draws:
             fix = "so that every replica has as many items, and none is left out or repeated"
             raise ValueError(f"`k` must be a multiple of `num_replicas` = {self.num_replicas}, {fix}; got {k}.")
         self.k, self.seed = int(k), int(seed)
-        self._law = design(inclusion_probs(size, k), k, validate_args=False)
-        self.probs: Tensor = self._law.mean.detach()
+        probs = inclusion_probs(size, k)
+        self._law = None if design is None else design(probs, k, validate_args=False)
+        self.probs: Tensor = probs if self._law is None else self._law.mean.detach()
         self.epoch, self._handed, self._resumed, self._has_begun = 0, 0, 0, False
 
     @property
@@ -88,14 +90,19 @@ class _Draws:
 
     def _sample(self, number: int) -> Tensor:
         """Return the items of a draw in random order, (k); a function of the seed and the number of the draw."""
-        generator = torch.Generator().manual_seed(_mixed(self.seed, number))
-        chosen = self._law.sample(generator=generator).nonzero()[:, 0]
+        generator = _generator(self.seed, number)
+        chosen = self._chosen(generator)
         return chosen[torch.randperm(len(chosen), generator=generator)]
 
+    def _chosen(self, generator: torch.Generator) -> Tensor:
+        assert self._law is not None
+        return self._law.sample(generator=generator).nonzero()[:, 0]
 
-def _mixed(seed: int, number: int) -> int:
-    """Return a seed of its own for each draw: neighbours would not do, as seed 1, draw 0 is not seed 0, draw 1."""
-    return int(np.random.SeedSequence((seed % 2**64, number)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+def _generator(seed: int, *numbers: int) -> torch.Generator:
+    """Return a generator of its own for each draw: neighbours would not do, as seed 1, draw 0 is not seed 0, draw 1."""
+    state = np.random.SeedSequence((seed % 2**64, *numbers)).generate_state(1, np.uint64)[0] >> np.uint64(1)
+    return torch.Generator().manual_seed(int(state))
 
 
 class DesignSampler(_Draws, Sampler[int]):
@@ -158,18 +165,20 @@ class DesignSampler(_Draws, Sampler[int]):
 class DesignBatchSampler(_Draws, Sampler[list[int]]):
     """Draw k of n items for each batch, without replacement within it, item i with exactly the probability π_i.
 
-    Each batch by itself is a sample of the whole, so the loss weighted by 1/π is unbiased for every step. It takes O(n)
-    for a batch.
+    Each batch by itself is a sample of the whole, so the loss weighted by 1/π is unbiased for every step. A batch takes
+    O(k log n): the items of an epoch have one random order, and each batch is a pivotal sample along it. Neighbours of
+    that order are rarely drawn together in this epoch; with a `design`, no such thing holds, but a batch takes O(n).
 
     Args:
-        sizes, design, seed, num_replicas, rank: as for `DesignSampler`.
+        sizes, seed, num_replicas, rank: as for `DesignSampler`.
         k: items of a batch, over all replicas.
         num_batches: in an epoch.
+        design: another law, drawn anew for each batch.
 
     Examples:
         >>> batches = DesignBatchSampler([10.0, 1.0, 2.0, 3.0], k=2, num_batches=3)
         >>> list(batches)
-        [[1, 0], [0, 2], [2, 0]]
+        [[3, 0], [0, 3], [0, 2]]
     """
 
     def __init__(
@@ -178,7 +187,7 @@ class DesignBatchSampler(_Draws, Sampler[list[int]]):
         k: int,
         *,
         num_batches: int,
-        design: MakesDesign = Pivotal,
+        design: MakesDesign | None = None,
         seed: int = 0,
         num_replicas: int | None = None,
         rank: int | None = None,
@@ -186,6 +195,9 @@ class DesignBatchSampler(_Draws, Sampler[list[int]]):
         _check.at_least("num_batches", num_batches, 1)
         super().__init__(sizes, k, design, seed, num_replicas, rank)
         self.num_batches = num_batches
+        size = torch.tensor(float(k), dtype=torch.float64)
+        self._quantised = systematic.quantised(self.probs.cpu(), size) if design is None else None
+        self._along: tuple[int, int, Tensor, Tensor] | None = None  # seed, epoch, the order and running sums in it
 
     def __len__(self) -> int:
         return self.num_batches
@@ -195,10 +207,24 @@ class DesignBatchSampler(_Draws, Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         start, epoch = self._begin(), self.epoch
+        self._prepare(epoch)
         for batch in range(start, self.num_batches):
             items = self._sample(epoch * self.num_batches + batch)[self.rank :: self.num_replicas].tolist()
             self._handed = batch + 1
             yield items
+
+    def _prepare(self, epoch: int) -> None:
+        """Draw the order of an epoch; O(n)."""
+        if self._quantised is not None and (self._along is None or self._along[:2] != (self.seed, epoch)):
+            order = torch.randperm(len(self.probs), generator=_generator(self.seed, epoch, 1))
+            self._along = self.seed, epoch, order, self._quantised[order].cumsum(-1)
+
+    def _chosen(self, generator: torch.Generator) -> Tensor:
+        if self._along is None:
+            return super()._chosen(generator)
+        *_, order, passed = self._along
+        u = torch.rand(2, self.k, dtype=torch.float64, generator=generator)
+        return order[systematic.draw_pivotal(passed, self.k, u)]
 
 
 class WeightedDataset(Dataset[tuple[Any, Any]]):

@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from .. import _check
-from ..designs import ConditionalPoisson, Design, Pivotal, inclusion_probs
+from ..designs import ConditionalPoisson, Design
 from ._mean import differentiable_mean
 
 Objective = Callable[[Tensor], Tensor]
@@ -61,10 +61,10 @@ def score_function(
     x = _draw(design, num_samples, generator, antithetic)
     losses = evaluate(fn, x)
     if coordinate_baseline is not None:
-        _check_baseline("coordinate_baseline", coordinate_baseline, design.batch_shape + design.event_shape)
+        check_baseline("coordinate_baseline", coordinate_baseline, design.batch_shape + design.event_shape)
         weight = losses.detach()[..., None] - coordinate_baseline
         return with_gradient(losses, (weight * _score_vectors(design, x) * design.parameter).sum(-1), per_row)
-    _check_baseline("baseline", baseline, design.batch_shape)
+    check_baseline("baseline", baseline, design.batch_shape)
     return with_gradient(losses, (losses.detach() - baseline) * design.log_prob(x), per_row)
 
 
@@ -233,56 +233,6 @@ def reinmax(
     return with_gradient(losses, ((slope * mean).sum(-1) + weight * design.log_prob(x)) / 2, per_row)
 
 
-def distinct_subsets(
-    design: Design,
-    fn: Objective,
-    *,
-    num_samples: int = 8,
-    baseline: float | Tensor = 0.0,
-    per_row: bool = False,
-    generator: Generator | None = None,
-) -> Tensor:
-    """Estimate ∇E[f(x)] from different subsets, each weighted by p/π: unbiased, for any f; exact if all are drawn.
-
-    Of all subsets s, `num_samples` are drawn without replacement, with the inclusion probabilities π = min(1, c·p(s)),
-    and `ĝ = Σ_{drawn} p/π (f − b) ∇log p`: Horvitz and Thompson's estimate of a sum over all subsets. No subset is
-    evaluated twice, and the likely ones are evaluated for sure. The number of subsets
-    must be small (100,000), as they are enumerated. Reference: Kool, van Hoof and Welling, "Estimating gradients for
-    discrete random variables by sampling without replacement" (2020), whose unordered-set estimator draws otherwise.
-
-    Args:
-        design: of one k, whose subsets have a `log_prob`.
-        fn, baseline, per_row, generator: as for `score_function`, and so is what it returns.
-        num_samples: how many subsets, ≥ 1; all of them, if there are fewer.
-
-    Examples:
-        >>> seed, x = torch.Generator().manual_seed(0), torch.zeros(4, requires_grad=True)
-        >>> design = khot.designs.ConditionalPoisson(logits=x, k=2)
-        >>> loss = distinct_subsets(design, lambda s: s[..., 0] * s[..., 1], num_samples=6, generator=seed)
-        >>> torch.autograd.grad(loss, x)[0]  # all six subsets: (1, 1, −1, −1)/12
-        tensor([ 0.0833,  0.0833, -0.0833, -0.0833])
-    """
-    _check.instance("design", design, Design)
-    _check.at_least("num_samples", num_samples, 1)
-    support = design.enumerate_support()  # (m, *batch, n)
-    log_p = design.log_prob(support)  # (m, *batch)
-    chance = log_p.detach().to(torch.float64).exp().reshape(len(support), -1).mT.contiguous()  # (rows, m)
-    count = (chance > 0).sum(-1).clamp(max=num_samples)
-    probs = inclusion_probs(chance, count)
-    index = Pivotal(probs, count, validate_args=False).sample_indices(generator=generator)  # (rows, ≤ num_samples)
-    at, is_drawn = index.clamp(min=0), index >= 0
-    batch = (len(index.mT), *design.batch_shape)
-    places = at.mT.reshape(batch)
-    x = support.gather(0, places[..., None].expand(*batch, support.shape[-1]))
-    share = torch.where(is_drawn, chance.gather(-1, at) / probs.gather(-1, at), 0.0).mT.reshape(batch).to(log_p.dtype)
-    losses = evaluate(fn, x)
-    _check_baseline("baseline", baseline, design.batch_shape)
-    weight = share * (losses.detach() - baseline)
-    score = torch.where(share > 0, log_p.gather(0, places), 0.0)
-    rows = len(losses)  # `with_gradient` takes means
-    return with_gradient(rows * share * losses, rows * weight * score, per_row)
-
-
 def _draw(design: Design, num_samples: int, generator: Generator | None, antithetic: bool) -> Tensor:
     """Draw (num_samples, *batch, n)."""
     _check.instance("design", design, Design)
@@ -327,7 +277,7 @@ def others(values: Tensor, antithetic: bool) -> Tensor:
     return rest.repeat_interleave(group, 0)
 
 
-def _check_baseline(name: str, value: Any, shape: torch.Size) -> None:
+def check_baseline(name: str, value: Any, shape: torch.Size) -> None:
     """Raise unless `value` is a number or a tensor that broadcasts to the shape."""
     if isinstance(value, Tensor):
         _check.broadcasts(name, value, tuple(shape), "the design's shape")
@@ -345,5 +295,5 @@ def _baseline(baseline: float | Tensor | None, values: Tensor, antithetic: bool,
     """Return the baseline given, or the mean over the other samples."""
     if baseline is None:
         return others(values, antithetic)
-    _check_baseline("baseline", baseline, design.batch_shape)
+    check_baseline("baseline", baseline, design.batch_shape)
     return baseline
