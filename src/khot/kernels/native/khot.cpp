@@ -3,6 +3,10 @@
 #define KHOT_X86
 #endif
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <atomic>
 #include <memory>
 #include <new>
@@ -60,6 +64,19 @@ template <class T> khot::Row<T> row_of(const khot_rows& rows, int64_t r, int thr
           threads};
 }
 
+// Asks for large pages where a result is to be written to much memory, which may be new: a fault for each 4 KB of it takes
+// longer than what is computed. Memory that is in use already does not change.
+void expect(void* out, int64_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  constexpr uintptr_t large = 2 << 20, least = 16 << 20;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(out) + large - 1) & -large;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(out) + (uintptr_t)bytes) & -large;
+  if ((uintptr_t)bytes >= least) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+  (void)out, (void)bytes;
+#endif
+}
+
 constexpr int64_t kBatch = 128;  // so many rows are solved together
 constexpr int64_t kFewRows = 3;  // fewer are not worth their lanes
 
@@ -96,6 +113,7 @@ void topk_groups(const khot::Kernels<T>& table, const khot_rows& rows, int64_t f
 }
 
 template <class T> void topk(const khot_rows& rows, T* y) {
+  expect(y, rows.rows * rows.n * (int64_t)sizeof(T));
   const auto& table = kernels(rows.path, T());
   const int64_t n = rows.n;
   if (table.group && rows.cdf == KHOT_SIGMOID && n <= khot::kGrouped && rows.rows >= kFewRows) {
@@ -124,6 +142,7 @@ template <class T> void hard(const khot_rows& rows, T* out) {
 }
 
 template <class T> void pull(const khot_rows& rows, const T* g, T* dx, double* dk) {
+  expect(dx, rows.rows * rows.n * (int64_t)sizeof(T));
   const auto& table = kernels(rows.path, T());
   if (table.group && rows.n <= khot::kShort) {
     const int64_t group = table.group;
