@@ -57,14 +57,28 @@ figures: $(call stamp,test)
 	$(BIN)/python -m benchmarks.pictures
 	$(BIN)/python docs/make_screenshot.py
 
-# The C entry points under the address and undefined-behaviour sanitizers, with 100,000 random cases.
+# The C entry points under the address and undefined-behaviour sanitizers, with 100,000 random cases over all paths.
 SANITIZE := $(CXX) -O1 -g -std=c++17 -fopenmp -fno-math-errno -ffp-contract=off -fsanitize=address,undefined -fno-sanitize-recover=all -I$(NATIVE)
 X86 := $(filter x86_64,$(shell uname -m))
+BASELINE := $(filter-out %/avx2.cpp %/avx512.cpp,$(wildcard $(NATIVE)/*.cpp))
 sanitize:
 	@mkdir -p build
 	$(if $(X86),$(SANITIZE) -mavx2 -mfma -c $(NATIVE)/avx2.cpp -o build/avx2.o)
-	$(SANITIZE) $(filter-out %/avx2.cpp,$(wildcard $(NATIVE)/*.cpp)) tests/kernels/native/fuzz.cpp $(if $(X86),build/avx2.o) -o build/fuzz
+	$(if $(X86),$(SANITIZE) -mavx512f -mavx512dq -mavx512bw -mavx512vl -mfma -c $(NATIVE)/avx512.cpp -o build/avx512.o)
+	$(SANITIZE) $(BASELINE) tests/kernels/native/fuzz.cpp $(if $(X86),build/avx2.o build/avx512.o) -o build/fuzz
 	build/fuzz 100000
+
+# The same interface built for aarch64, whose path is NEON, and run by an emulator: 5,000 cases.
+.PHONY: aarch64
+ARM := aarch64-linux-gnu-g++
+aarch64:
+	@mkdir -p build
+	@if ! command -v $(ARM) > /dev/null || ! command -v qemu-aarch64 > /dev/null; then \
+	  echo "skipped: needs $(ARM) and qemu-aarch64 (Debian: g++-aarch64-linux-gnu, qemu-user)"; \
+	else \
+	  set -ex; $(ARM) -O2 -static -std=c++17 -fopenmp -fno-math-errno -ffp-contract=off -I$(NATIVE) $(BASELINE) tests/kernels/native/fuzz.cpp -o build/fuzz-aarch64; \
+	  qemu-aarch64 build/fuzz-aarch64 5000; \
+	fi
 
 # The source archive and the wheel, with and without a compiler: built, installed and tried in clean environments.
 wheels: $(call stamp,test) $(call stamp,release)

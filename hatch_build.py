@@ -17,7 +17,11 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off"]
-WIDE = {"avx2.cpp": ["-mavx2", "-mfma"]}  # files that only some processors run; the library asks before it calls them
+# Files that only some processors run; the library asks before it calls them.
+WIDE = {
+    "avx2.cpp": ["-mavx2", "-mfma"],
+    "avx512.cpp": ["-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mfma"],
+}
 
 
 class NativeBuild(BuildHookInterface):  # type: ignore[type-arg]

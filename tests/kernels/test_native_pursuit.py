@@ -18,7 +18,7 @@ def problem(seed, m, n, d, dtype):
     return x.to(dtype), torch.nn.functional.normalize(atoms, dim=-1).to(dtype)
 
 
-@pytest.mark.parametrize("path", [_native.WIDE, _native.PORTABLE])
+@pytest.mark.parametrize("path", _native.PATHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("m", "n", "d", "k"), [(100, 256, 64, 5), (33, 37, 12, 12), (1, 1, 3, 1), (7, 5, 9, 5)])
 def test_it_is_its_twin(m, n, d, k, dtype, path):

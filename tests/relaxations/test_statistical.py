@@ -178,7 +178,7 @@ def test_logits_want_a_positive_k():
 
 
 @pytest.mark.skipif(_native.LIBRARY is None, reason=_native.REASON)
-@pytest.mark.parametrize("path", [_native.WIDE, _native.PORTABLE])
+@pytest.mark.parametrize("path", _native.PATHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 7), (5, 1000), (1, 100_003)])
 @pytest.mark.parametrize("smooth", [0.0, 0.3])

@@ -2,6 +2,7 @@
 
 import ctypes
 import hashlib
+import platform
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,10 @@ from .._math.cdfs import SIGMOID
 from .._shape import Mask, PerRow, per_row
 
 HERE = Path(__file__).parent
-WIDE, PORTABLE = 1, 0  # the path: the widest vectors this machine has, or one lane at a time
+# The path: the widest vectors that a call may use, if the machine has them.
+AVX512, AVX2, PORTABLE = 2, 1, 0
+WIDE = AVX512
+PATHS = {AVX512: "AVX-512", AVX2: "AVX2", PORTABLE: "NEON" if platform.machine() in ("arm64", "aarch64") else "portable"}
 CDFS = {"sigmoid": 0, "laplace": 1, "euclidean": 2}  # the cdfs of native/khot.h
 _DTYPES = {torch.float32: 0, torch.float64: 1}
 _NUMBERS = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "int": ctypes.c_int32, "double": ctypes.c_double}
@@ -68,7 +72,7 @@ def _load() -> tuple[Any, str]:
             return None, "eager torch (native library was built from another version of khot.h: reinstall khot)"
     except (OSError, AttributeError) as error:
         return None, f"eager torch (native library does not load: {error})"
-    width = "AVX2" if library.khot_has_avx2() else "portable"
+    width = PATHS[library.khot_path()]
     what = "top-k (sigmoid, Laplace, Euclidean, hard, statistical), pivotal and systematic samples, matching pursuit,"
     what += " certified attention"
     return library, f"native, {width} (for {what}; eager torch for the rest; {built})"

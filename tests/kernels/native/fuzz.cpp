@@ -87,7 +87,7 @@ template <class T> int fuzz(Rng& rng, long number) {
     t[(size_t)r] = rng() % 50 == 0 ? std::nan("") : std::pow(10, 10 * uniform(rng) - 6);
   }
   const uint8_t* m = mask.empty() ? nullptr : mask.data();
-  const auto threads = 1 + (int32_t)(rng() % 2), path = (int32_t)(rng() % 2), cdf = (int32_t)(rng() % 6) % KHOT_CDFS;
+  const auto threads = 1 + (int32_t)(rng() % 2), path = (int32_t)(rng() % 3), cdf = (int32_t)(rng() % 6) % KHOT_CDFS;
   const bool is_shared = rng() % 4 == 0;  // one k and one T for all rows
   if (is_shared) {
     k.assign(k.size(), k[0]);
@@ -276,7 +276,7 @@ template <class T> int fuzz_pursuit(Rng& rng, long number) {
     for (int64_t j = 0; j < n; ++j)
       alpha[at(r, j, n)] = is_any ? any_bits<T>(rng) : (T)dot(&x[at(r, 0, d)], &atoms[at(j, 0, d)]);
   }
-  const auto threads = 1 + (int32_t)(rng() % 2), path = (int32_t)(rng() % 2);
+  const auto threads = 1 + (int32_t)(rng() % 2), path = (int32_t)(rng() % 3);
   const khot_signals asked = {gram.data(),  rows,          n,       slots, counts.data(), square.data(), noise.data(),
                               noise.data(), dtype_of<T>(), threads, path};
   const auto pursue = [&] {
@@ -363,7 +363,7 @@ template <class T> int fuzz_attention(Rng& rng, long number) {
   for (auto& v : epsilon) v = std::pow(10, -5 * uniform(rng)) * 0.9;
   const std::vector<T> longest((size_t)heads, (T)(largest * 1.0001));
   const double slack = (double)(d + 8 + size) * (double)std::numeric_limits<T>::epsilon();
-  const auto threads = 1 + (int32_t)(rng() % 2), path = (int32_t)(rng() % 2);
+  const auto threads = 1 + (int32_t)(rng() % 2), path = (int32_t)(rng() % 3);
   const khot_cells asked = {q.data(),
                             keys.data(),
                             centre.data(),

@@ -1,7 +1,5 @@
 // Compiled with -mavx2 -mfma; run only where the machine has both.
 #define KHOT_X86
-#define FLOAT Avx2Float
-#define DOUBLE Avx2Double
 #define FLOAT_TABLE avx2_float
 #define DOUBLE_TABLE avx2_double
 #include "kernels.inc"

@@ -3,6 +3,10 @@
 #define KHOT_X86
 #endif
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <atomic>
 #include <memory>
 #include <new>
@@ -16,21 +20,34 @@
 
 namespace {
 
-bool has_avx2() {
+std::atomic<int> held{KHOT_AVX512};  // no wider path than this
+
+// The widest path that this machine runs and that is not held back.
+int widest() {
 #ifdef KHOT_X86
-  static const bool yes = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  return yes;
+  static const int best = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+                                  __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")
+                              ? KHOT_AVX512
+                          : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? KHOT_AVX2
+                                                                                           : KHOT_PORTABLE;
+  return best < held ? best : held.load();
 #else
-  return false;
+  return KHOT_PORTABLE;
 #endif
 }
 
 #ifdef KHOT_X86
+template <class T> const khot::Kernels<T>& kernels(int32_t path, const khot::Kernels<T>& portable,
+                                                   const khot::Kernels<T>& avx2, const khot::Kernels<T>& avx512) {
+  const int best = widest();
+  path = path < best ? path : best;
+  return path == KHOT_AVX512 ? avx512 : path == KHOT_AVX2 ? avx2 : portable;
+}
 const khot::Kernels<float>& kernels(int32_t path, float) {
-  return path && has_avx2() ? khot::avx2_float : khot::portable_float;
+  return kernels(path, khot::portable_float, khot::avx2_float, khot::avx512_float);
 }
 const khot::Kernels<double>& kernels(int32_t path, double) {
-  return path && has_avx2() ? khot::avx2_double : khot::portable_double;
+  return kernels(path, khot::portable_double, khot::avx2_double, khot::avx512_double);
 }
 #else
 const khot::Kernels<float>& kernels(int32_t, float) { return khot::portable_float; }
@@ -47,27 +64,42 @@ template <class T> khot::Row<T> row_of(const khot_rows& rows, int64_t r, int thr
           threads};
 }
 
-constexpr int64_t kBatch = 128;  // so many short rows are solved together
-constexpr int64_t kFewRows = 3;  // fewer are not worth eight lanes
+// Asks for large pages where a result is to be written to much memory, which may be new: a fault for each 4 KB of it takes
+// longer than what is computed. Memory that is in use already does not change.
+void expect(void* out, int64_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  constexpr uintptr_t large = 2 << 20, least = 16 << 20;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(out) + large - 1) & -large;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(out) + (uintptr_t)bytes) & -large;
+  if ((uintptr_t)bytes >= least) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+  (void)out, (void)bytes;
+#endif
+}
 
-// σ_k of `count` ≤ kBatch short rows from row `first` on: eight at once the quick way, those that remain eight at once
-// the sure way, and what still remains one by one.
+constexpr int64_t kBatch = 128;  // so many rows are solved together
+constexpr int64_t kFewRows = 3;  // fewer are not worth their lanes
+
+// σ_k of `count` ≤ kBatch rows from row `first` on: in groups the quick way, short ones that remain in groups the sure way,
+// and what still remains one by one.
 template <class T>
-void topk_short(const khot::Kernels<T>& table, const khot_rows& rows, int64_t first, int64_t count, T* y) {
-  khot::Row<T> batch[kBatch + 7];
-  T* out[kBatch + 7];
+void topk_groups(const khot::Kernels<T>& table, const khot_rows& rows, int64_t first, int64_t count, T* y) {
+  khot::Row<T> batch[kBatch + khot::kMostRows];
+  T* out[kBatch + khot::kMostRows];
   for (int64_t i = 0; i < count; ++i) {
     batch[i] = row_of<T>(rows, first + i, 1);
     out[i] = y + (first + i) * rows.n;
   }
   // Solves the rows of the batch, and keeps those that are not.
-  const auto pass = [&](auto solve_eight) {
+  const int64_t group = table.group;
+  const auto pass = [&](auto solve_group) {
     int64_t left = 0;
-    for (int64_t i = 0; i < count; i += 8) {
+    for (int64_t i = 0; i < count; i += group) {
       const int64_t rest = count - i;
-      for (int64_t j = rest; j < 8; ++j) batch[i + j] = batch[i], out[i + j] = out[i];  // a group of eight is filled up
-      unsigned which = rest < kFewRows ? ~0u : solve_eight(batch + i, out + i);
-      if (rest < 8) which &= (1u << rest) - 1;
+      for (int64_t j = rest; j < group; ++j) batch[i + j] = batch[i], out[i + j] = out[i];  // a group is filled up
+      const auto rows_here = (int)(rest < group ? rest : group);
+      unsigned which = rest < kFewRows ? ~0u : solve_group(batch + i, rows_here, out + i);
+      which &= (1u << rows_here) - 1;
       for (; which; which &= which - 1, ++left) {
         batch[left] = batch[i + __builtin_ctz(which)];
         out[left] = out[i + __builtin_ctz(which)];
@@ -75,20 +107,22 @@ void topk_short(const khot::Kernels<T>& table, const khot_rows& rows, int64_t fi
     }
     count = left;
   };
-  pass(table.quick_eight);
-  pass(table.sure_eight);
+  pass(table.quick_group);
+  if (rows.n <= khot::kShort) pass(table.sure_group);
   for (int64_t i = 0; i < count; ++i) table.row[KHOT_SIGMOID](batch[i], out[i]);
 }
 
 template <class T> void topk(const khot_rows& rows, T* y) {
+  expect(y, rows.rows * rows.n * (int64_t)sizeof(T));
   const auto& table = kernels(rows.path, T());
   const int64_t n = rows.n;
-  if (table.quick_eight && rows.cdf == KHOT_SIGMOID && n <= khot::kShort && rows.rows >= kFewRows) {
-    // Multiples of eight, whatever the number of threads: the same rows come together, and give the same bits.
-    const int64_t most = kParallel / n < kBatch ? kParallel / n & ~(int64_t)7 : kBatch;
+  if (table.group && rows.cdf == KHOT_SIGMOID && n <= khot::kGrouped && rows.rows >= kFewRows) {
+    // Multiples of a group, whatever the number of threads: the same rows come together, and give the same bits.
+    const int64_t group = table.group, fit = kParallel / n & -group;
+    const int64_t most = fit < group ? group : fit < kBatch ? fit : kBatch;
     return for_rows((rows.rows + most - 1) / most, most * n, rows.threads, [&](int64_t b, int) {
       const int64_t first = b * most, rest = rows.rows - first;
-      topk_short(table, rows, first, rest < most ? rest : most, y);
+      topk_groups(table, rows, first, rest < most ? rest : most, y);
     });
   }
   for_rows(rows.rows, n, rows.threads,
@@ -108,7 +142,25 @@ template <class T> void hard(const khot_rows& rows, T* out) {
 }
 
 template <class T> void pull(const khot_rows& rows, const T* g, T* dx, double* dk) {
+  expect(dx, rows.rows * rows.n * (int64_t)sizeof(T));
   const auto& table = kernels(rows.path, T());
+  if (table.group && rows.n <= khot::kShort) {
+    const int64_t group = table.group;
+    return for_rows((rows.rows + group - 1) / group, group * rows.n, rows.threads, [&](int64_t b, int) {
+      const int64_t first = b * group, count = rows.rows - first < group ? rows.rows - first : group;
+      khot::Row<T> batch[khot::kMostRows];
+      const T* from[khot::kMostRows];
+      T* to[khot::kMostRows];
+      double means[khot::kMostRows];
+      for (int64_t i = 0; i < count; ++i) {
+        batch[i] = row_of<T>(rows, first + i, 1);
+        from[i] = g + (first + i) * rows.n;
+        to[i] = dx + (first + i) * rows.n;
+      }
+      table.pull_short[rows.cdf](batch, (int)count, from, to, means);
+      for (int64_t i = 0; dk && i < count; ++i) dk[first + i] = means[i];
+    });
+  }
   for_rows(rows.rows, rows.n, rows.threads, [&](int64_t r, int share) {
     const double mean = table.pull[rows.cdf](row_of<T>(rows, r, share), g + r * rows.n, dx + r * rows.n);
     if (dk) dk[r] = mean;
@@ -179,7 +231,9 @@ template <class T> int attend(const khot_cells& s, T* output, int64_t* k, double
 
 uint32_t khot_abi() noexcept { return KHOT_ABI; }
 
-int khot_has_avx2() noexcept { return has_avx2(); }
+int khot_path() noexcept { return widest(); }
+
+void khot_hold(int path) noexcept { held = path; }
 
 void khot_topk(const khot_rows* rows, void* y) noexcept {
   if (rows->dtype == KHOT_FLOAT) return topk(*rows, static_cast<float*>(y));

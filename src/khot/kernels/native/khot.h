@@ -18,7 +18,7 @@ extern "C" {
 
 enum { KHOT_OK = 0, KHOT_NO_MEMORY = 1 };  /* status of a call */
 enum { KHOT_FLOAT = 0, KHOT_DOUBLE = 1 };  /* dtype: float or double, for every `void*` of a call */
-enum { KHOT_PORTABLE = 0, KHOT_WIDE = 1 }; /* path: one lane, or the widest vectors of this machine */
+enum { KHOT_PORTABLE = 0, KHOT_AVX2 = 1, KHOT_AVX512 = 2 }; /* path: the widest vectors that a call may use */
 enum { KHOT_SIGMOID, KHOT_LAPLACE, KHOT_EUCLIDEAN, KHOT_CDFS }; /* cdf */
 
 /* Contiguous rows of scores, and how each is to be solved. */
@@ -75,8 +75,10 @@ typedef struct {
 /* The hash of this file that the library was built with. */
 KHOT_API uint32_t khot_abi(void) KHOT_NOEXCEPT;
 
-/* 1 if the wide path runs on this machine. */
-KHOT_API int khot_has_avx2(void) KHOT_NOEXCEPT;
+/* The widest path that a call may use here: that of this machine, or a narrower one to which all calls are held, as tests
+ * and benchmarks do. */
+KHOT_API int khot_path(void) KHOT_NOEXCEPT;
+KHOT_API void khot_hold(int path) KHOT_NOEXCEPT;
 
 /* y = F((x − τ)/T) with Σy = k; a row that cannot be satisfied is NaN. */
 KHOT_API void khot_topk(const khot_rows* rows, void* y) KHOT_NOEXCEPT;

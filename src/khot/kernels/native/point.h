@@ -22,8 +22,10 @@ template <class T> struct Point {
 // −z = (anchor − x)/T + shift. Bodies capture it, and all else, by value: what they store might alias a reference.
 template <class T> struct Margin {
   T anchor, scale, shift;
-  Margin(const Point<T>& point, double temperature)
-      : anchor(point.anchor), scale((T)(1.0 / temperature)), shift((T)point.shift) {}
+  Margin(T anchor, T scale, T shift) : anchor(anchor), scale(scale), shift(shift) {}
+  // In units of `unit` temperatures.
+  Margin(const Point<T>& point, double temperature, double unit = 1)
+      : anchor(point.anchor), scale((T)(1.0 / (unit * temperature))), shift((T)(point.shift / unit)) {}
   template <class V> typename V::reg minus_z(typename V::reg x) const {
     return V::fma(V::sub(V::set(anchor), x), V::set(scale), V::set(shift));
   }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cdfs.h"
-#include "row.h"
+#include "lanes.h"
 
 namespace {
 
@@ -10,21 +10,57 @@ namespace {
 template <class F, class V, class T> double pull_row(const Row<T>& row, const T* g, T* dx) {
   const T* y = row.x;
   double sums[2];
-  accumulate_row<V, 2>(row.n, row.threads, sums, [=](auto tag, int64_t i, auto* lanes) {
-    using W = decltype(tag);
-    const auto v = F::template slope<W>(W::load(y + i));
-    lanes[0] = W::add(lanes[0], v);
-    lanes[1] = W::fma(v, W::load(g + i), lanes[1]);
+  accumulate_row<V, 2>(row.n, row.threads, sums, [=](auto at, auto* lanes) {
+    const auto v = F::template slope<V>(at.load(y));
+    lanes[0] = V::add(lanes[0], v);
+    lanes[1] = V::fma(v, at.load(g), lanes[1]);
   });
   const double mean = sums[0] == 0 ? 0 : sums[1] / sums[0];
   double none[1];
   const T center = (T)mean, scale = (T)(1.0 / row.temperature);
-  accumulate_row<V, 1>(row.n, row.threads, none, [=](auto tag, int64_t i, auto*) {
-    using W = decltype(tag);
-    const auto v = F::template slope<W>(W::load(y + i));
-    W::store(dx + i, W::mul(W::mul(v, W::set(scale)), W::sub(W::load(g + i), W::set(center))));
+  accumulate_row<V, 1>(row.n, row.threads, none, [=](auto at, auto*) {
+    const auto v = F::template slope<V>(at.load(y));
+    at.store(dx, V::mul(V::mul(v, V::set(scale)), V::sub(at.load(g), V::set(center))));
   });
   return mean;
+}
+
+// The same of up to kRows short rows, of n ≤ kShort entries, whose sums share a vector.
+template <class F> void pull_short(const Row<float>* rows, int count, const float* const* g, float* const* dx,
+                                   double* dk) {
+  using V = Vec<float>;
+  const int64_t n = rows->n, full = n - n % kRows;
+  Floats vs[kRows] = {}, ws[kRows] = {};
+  for (int r = 0; r < count; ++r) {
+    const float *y = rows[r].x, *h = g[r];
+    Floats v_sum{}, w_sum{};
+    const auto add = [&](auto at) {
+      const auto v = F::template slope<V>(at.load(y));
+      v_sum = V::add(v_sum, v);
+      w_sum = V::fma(v, at.load(h), w_sum);
+    };
+    for (int64_t i = 0; i < full; i += kRows) add(Full<V>{i});
+    if (full < n) add(Part<V>{full, n - full});
+    vs[r] = v_sum, ws[r] = w_sum;
+  }
+  transpose(vs);
+  transpose(ws);
+  Total v, w;
+  for (int i = 0; i < kRows; ++i) v.add(vs[i]), w.add(ws[i]);
+  const auto mean = [](Doubles w, Doubles v) { return Vec<double>::blend(v == 0, Doubles{}, w / v); };
+  Vec<double>::store(dk, mean(w.low, v.low));
+  Vec<double>::store(dk + kRows / 2, mean(w.high, v.high));
+  for (int r = 0; r < count; ++r) {
+    const float *y = rows[r].x, *h = g[r];
+    float* to = dx[r];
+    const auto center = V::set((float)dk[r]), scale = V::set((float)(1.0 / rows[r].temperature));
+    const auto write = [=](auto at) {
+      const auto slope = F::template slope<V>(at.load(y));
+      at.store(to, V::mul(V::mul(slope, scale), V::sub(at.load(h), center)));
+    };
+    for (int64_t i = 0; i < full; i += kRows) write(Full<V>{i});
+    if (full < n) write(Part<V>{full, n - full});
+  }
 }
 
 }  // namespace

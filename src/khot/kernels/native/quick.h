@@ -9,63 +9,52 @@
 
 namespace {
 
-constexpr double kPi = 3.14159265358979323846;
+constexpr double kPi = 3.14159265358979323846, kLn2 = 0.69314718055994530942;
 constexpr float kLongStep = 0.5f;  // in z: from here on p is computed anew, not shifted
 
 struct Moments {
   double p, v, pv, vv;  // Σp, Σv, Σpv, Σv² with v = p(1 − p)
 };
 
-// p = σ(z), or its complement σ(−z), stored, and its moments.
-template <class V, class T> Moments evaluate(const Row<T>& row, const Point<T>& point, bool complement, T* out) {
+// p = σ(z), or its complement σ(−z), stored, and its moments. The margin is in units of T ln 2.
+template <class V, class T> Moments evaluate(const Row<T>& row, const Margin<T>& margin, T* out) {
   double sums[4];
-  Margin<T> margin(point, row.temperature);
-  if (complement) margin.flip();
-  accumulate_row<V, 4>(row.n, row.threads, sums, [=](auto tag, int64_t i, auto* lanes) {
-    using W = decltype(tag);
-    const auto p = sigma_of<W>(margin.template minus_z<W>(load<W>(row, i)));
-    W::store(out + i, p);
-    const auto v = W::fnma(p, p, p);
-    lanes[0] = W::add(lanes[0], p);
-    lanes[1] = W::add(lanes[1], v);
-    lanes[2] = W::fma(p, v, lanes[2]);
-    lanes[3] = W::fma(v, v, lanes[3]);
-  });
+  const auto store = [=](auto at) { at.store(out, sigma_of<V>(margin.template minus_z<V>(at.scores(row)))); };
+  const auto sum = [=](auto at, auto* lanes) {
+    const auto p = at.load(out), v = V::fnma(p, p, p);
+    lanes[0] = V::add(lanes[0], p);
+    lanes[1] = V::add(lanes[1], v);
+    lanes[2] = V::fma(p, v, lanes[2]);
+    lanes[3] = V::fma(v, v, lanes[3]);
+  };
+  accumulate_scores<V, 4>(row, sums, sum, store);
   return {sums[0], sums[1], sums[2], sums[3]};
 }
 
-// q ← σ(logit q + step) in place, or 1 less that; Σ of the shifted q.
-template <class V, class T> double shift_by(const Row<T>& row, double step, bool complement, T* q) {
-  const T grow = (T)std::expm1(step);
+// q ← σ(logit q + step) in place, or 1 less that, for grow = e^step − 1; Σ of the shifted q.
+template <class V, class T> double shift_by(const Row<T>& row, T grow, bool complement, T* q) {
   double sum[1];
-  accumulate_row<V, 1>(row.n, row.threads, sum, [=](auto tag, int64_t i, auto* lanes) {
-    using W = decltype(tag);
-    const auto moved = shifted<W>(W::load(q + i), W::set(grow));
-    W::store(q + i, complement ? W::sub(W::set(1), moved) : moved);
-    lanes[0] = W::add(lanes[0], moved);
+  accumulate_row<V, 1>(row.n, row.threads, sum, [=](auto at, auto* lanes) {
+    const auto moved = shifted<V>(at.load(q), V::set(grow));
+    at.store(q, complement ? V::sub(V::set(1), moved) : moved);
+    lanes[0] = V::add(lanes[0], moved);
   });
   return sum[0];
 }
 
-// The step in z that brings Σp to k, from three derivatives of logit(Σp/n): straight for ties, nearly so at both ends.
-// A lane per row, and V may be one lane.
+// The step d in z that brings Σp to k, from three derivatives of logit(Σp/n): straight for ties, nearly so at both ends.
+// r + g₁d + g₂d² + g₃d³ = 0 by its reversed series, and Newton's method from there. A lane per row, and V may be one lane.
 template <class V, class R = typename V::reg> inline R third_order_step(R p, R v, R pv, R vv, R n, R k) {
-  const R one = V::set(1), two = V::set(2), half = V::set(0.5f), third = V::set(1.0f / 3);
-  const R s = p / n, c = one - two * s;
-  const R s1 = v / n, s2 = (v - two * pv) / n, s3 = (v - V::set(6) * vv) / n;
-  const R l1 = one / (s * (one - s)), l2 = -c * l1 * l1, l3 = two * l1 * l1 * (one + c * c * l1);
-  const R g1 = l1 * s1, g2 = half * (l2 * s1 * s1 + l1 * s2);
-  const R g3 = half * third * (l3 * s1 * s1 * s1 + V::set(3) * l2 * s1 * s2 + l1 * s3);
-  const R r = V::log(p / k) - V::log((n - p) / (n - k)), newton = -r / g1;
-  R d = newton;
-  auto usable = V::ge(one, one);
-  for (int i = 0; i < 3; ++i) {
-    const R f = r + d * (g1 + d * (g2 + d * g3)), slope = g1 + d * (two * g2 + V::set(3) * d * g3);
-    usable = V::both(usable, V::gt(slope, V::set(0.25f) * g1));
-    d = d - f / slope;
-  }
-  usable = V::both(usable, V::ge(two * V::abs(newton), V::abs(d)));
-  return V::blend(usable, d, newton);
+  const R one = V::set(1), two = V::set(2), half = V::set(0.5f), q = n - p;
+  const R a = n / (p * q), c = (q - p) / n, v2 = v - two * pv, v3 = v - V::set(6) * vv;
+  const R g1 = a * v, g2 = half * (a * v2 - c * g1 * g1);
+  const R g3 = V::set(1.0f / 6) * (two * g1 * g1 * (v / n + c * c * g1) - V::set(3) * c * g1 * a * v2 + a * v3);
+  const R r = V::log(p * (n - k) / (k * q)), inverse = one / g1, newton = -r * inverse;
+  const R b2 = g2 * inverse * newton, b3 = g3 * inverse * newton * newton;
+  const R d = newton * (one - b2 + two * b2 * b2 - b3);
+  const R slope = g1 + d * (two * g2 + V::set(3) * d * g3), better = d - (r + d * (g1 + d * (g2 + d * g3))) / slope;
+  const auto is_steep = V::gt(slope, V::set(0.25f) * g1), is_near = V::ge(two * V::abs(newton), V::abs(better));
+  return V::blend(V::both(is_steep, is_near), better, newton);
 }
 
 // A first guess of τ for normal scores: E σ(x − τ) is nearly σ of a wider logistic, and at most E e^{x − τ}, which is
@@ -89,14 +78,13 @@ template <class V, class T> bool describe(const Row<T>& row, double* count, doub
   }
   const T origin = (T)reference;
   double sums[3];
-  accumulate_row<V, 3>(row.n, row.threads, sums, [=](auto tag, int64_t i, auto* lanes) {
-    using W = decltype(tag);
-    const auto x = load<W>(row, i);
-    const auto finite = W::ge(W::set(Limits<T>::largest), W::abs(x));
-    const auto d = W::keep(finite, W::sub(x, W::set(origin)));
-    lanes[0] = W::add(lanes[0], W::keep(finite, W::set(1)));
-    lanes[1] = W::add(lanes[1], d);
-    lanes[2] = W::fma(d, d, lanes[2]);
+  accumulate_scores<V, 3>(row, sums, [=](auto at, auto* lanes) {
+    const auto x = at.scores(row);
+    const auto finite = V::ge(V::set(Limits<T>::largest), V::abs(x));
+    const auto d = V::keep(finite, V::sub(x, V::set(origin)));
+    lanes[0] = V::add(lanes[0], V::keep(finite, V::set(1)));
+    lanes[1] = V::add(lanes[1], d);
+    lanes[2] = V::fma(d, d, lanes[2]);
   });
   *count = sums[0];
   const double drift = sums[1] / sums[0];
@@ -143,7 +131,9 @@ template <class V, class T> bool solve_quickly(const Row<T>& row, T* p, bool rou
   const double n = complement ? (double)row.n : count, k = complement ? n - row.k : row.k, sign = complement ? -1 : 1;
   const double eps = (double)Limits<T>::eps;
   for (int pass = 0; pass < 4; ++pass) {
-    Moments m = evaluate<V>(row, *point, complement, p);
+    Margin<T> margin(*point, row.temperature, kLn2);
+    if (complement) margin.flip();
+    Moments m = evaluate<V>(row, margin, p);
     if (!(m.p > 0 && m.p < n && m.v > 0)) return false;
     const double noise = 2 * eps * std::sqrt(m.p < 1 ? m.p * m.p : m.p);
     if (!roughly && noise > 16 * eps * m.v) return false;  // the sum rounds too much to tell where the root is
@@ -154,7 +144,7 @@ template <class V, class T> bool solve_quickly(const Row<T>& row, T* p, bool rou
     if (roughly) return true;
     double last = std::numeric_limits<double>::infinity();
     for (int polish = 0; polish < 3; ++polish) {
-      const double sum = shift_by<V>(row, step, complement, p);
+      const double sum = shift_by<V>(row, (T)std::expm1(step), complement, p);
       m.v += step * (m.v - 2 * m.pv);
       const double limit = 4 * eps * m.v;
       if (std::fabs(sum - k) <= (limit > noise ? limit : noise)) return true;

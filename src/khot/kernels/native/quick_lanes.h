@@ -1,117 +1,222 @@
-// The quick way of quick.h for eight short rows at once. Rows that it does not settle are left to the sure way.
+// The quick way of quick.h for many rows at once: short ones as columns, and longer ones whose steps alone share a vector.
+// Rows that it does not settle are left to another way.
 #pragma once
 
 #include "lanes.h"
 #include "quick.h"
 
-#ifdef KHOT_AVX2
 namespace {
 
-// Number, mean and variance of the finite scores of each row, block by block.
-struct Description {
-  __m256 origin, number = Avx2Float::set(0), sum = Avx2Float::set(0), squares = Avx2Float::set(0);
-  explicit Description(const Row<float>* rows) {
-    alignas(32) float first[8];
-    for (int r = 0; r < 8; ++r) {
+constexpr unsigned kAll = (1u << kRows) - 1;
+constexpr int64_t kNarrow = 16 * kRows;  // longer rows are not worth a transposition
+
+struct LaneMoments {
+  Floats p, v, pv, vv;  // as in Moments
+};
+
+// Short rows as columns, and p likewise.
+struct ShortRows {
+  using V = Vec<float>;
+  Floats origin, number{}, drifts{}, squares{};
+  Columns rows;
+  Floats p[kNarrow];
+
+  explicit ShortRows(const Row<float>* given)
+      : origin(firsts(given)),
+        rows(given, [this](const Floats* block, int64_t count) { describe(block, count, false); }) {
+    if (V::lanes(V::ge(V::set(Limits<float>::largest), squares)) == kAll) return;
+    number = drifts = squares = Floats{};
+    describe(rows.x, rows.n, true);
+  }
+  const Group& group() const { return rows; }
+  Floats drift() const { return V::div(drifts, number); }
+  Floats mean() const { return V::add(origin, drift()); }
+  Floats variance() const {
+    return V::max(V::fnma(drift(), drift(), V::div(squares, number)), V::set(0));
+  }
+  LaneMoments evaluate(Floats anchor, Floats scale, Floats shift) {
+    const int64_t n = rows.n;
+    for (int64_t j = 0; j < n; ++j) p[j] = sigma_of<V>(V::fma(V::sub(anchor, rows.x[j]), scale, shift));
+    LaneMoments sums[2] = {};
+    const auto add = [&](Floats q, LaneMoments& m) {
+      const auto v = V::fnma(q, q, q);
+      m = {V::add(m.p, q), V::add(m.v, v), V::fma(q, v, m.pv), V::fma(v, v, m.vv)};
+    };
+    for (int64_t j = 0; j + 1 < n; j += 2) add(p[j], sums[0]), add(p[j + 1], sums[1]);
+    if (n & 1) add(p[n - 1], sums[0]);
+    const auto &a = sums[0], &b = sums[1];
+    return {V::add(a.p, b.p), V::add(a.v, b.v), V::add(a.pv, b.pv), V::add(a.vv, b.vv)};
+  }
+  Total move(Floats grow) {
+    Total total;
+    const int64_t n = rows.n;
+    for (int64_t j = 0; j < n;) {  // a few in float32 before the sum goes on in float64
+      Floats part[2] = {};
+      for (const int64_t stop = j + 8 < n ? j + 8 : n; j < stop; ++j) {
+        p[j] = shifted<V>(p[j], grow);
+        part[j & 1] = V::add(part[j & 1], p[j]);
+      }
+      total.add(V::add(part[0], part[1]));
+    }
+    return total;
+  }
+  void finish(unsigned solved, FloatMask is_rest, float* const* out) {
+    if (solved & V::lanes(is_rest))
+      for (int64_t j = 0; j < rows.n; ++j) p[j] = V::blend(is_rest, V::sub(V::set(1), p[j]), p[j]);
+    rows.store(solved, p, out);
+  }
+
+ private:
+  static Floats firsts(const Row<float>* rows) {
+    float first[kRows];
+    for (int r = 0; r < kRows; ++r) {
       const bool is_finite = allowed(rows[r], 0) && std::fabs(rows[r].x[0]) <= Limits<float>::largest;
       first[r] = is_finite ? rows[r].x[0] : 0;
     }
-    origin = Avx2Float::load(first);
+    return V::load(first);
   }
-  void add(const __m256* block) {
-    using V = Avx2Float;
-    for (int i = 0; i < 8; ++i) {
-      const auto finite = V::ge(V::set(Limits<float>::largest), V::abs(block[i]));
-      const auto d = V::keep(finite, V::sub(block[i], origin));
-      number = V::add(number, V::keep(finite, V::set(1)));
-      sum = V::add(sum, d);
-      squares = V::fma(d, d, squares);
+  // Of `count` columns; scores that are not finite are left out if `carefully`.
+  void describe(const Floats* block, int64_t count, bool carefully) {
+    Floats numbers{}, sum[2] = {}, square[2] = {};
+    for (int64_t i = 0; i < count; ++i) {
+      auto d = V::sub(block[i], origin);
+      if (carefully) {
+        const auto finite = V::ge(V::set(Limits<float>::largest), V::abs(block[i]));
+        d = V::keep(finite, d);
+        numbers = V::add(numbers, V::keep(finite, V::set(1)));
+      }
+      sum[i & 1] = V::add(sum[i & 1], d);
+      square[i & 1] = V::fma(d, d, square[i & 1]);
+    }
+    number += carefully ? numbers : V::set((float)count);
+    drifts += sum[0] + sum[1];
+    squares += square[0] + square[1];
+  }
+};
+
+// Rows as they are; p goes to where the result goes. Lanes from `count` on repeat the first row.
+struct LongRows {
+  using V = Vec<float>;
+  const Row<float>* given;
+  float* const* out;
+  int count;
+  Group rows;
+  Floats number;
+
+  LongRows(const Row<float>* given, float* const* out, int count) : given(given), out(out), count(count), rows(given) {
+    number = by_row<3>([&](int r, float* about) {
+      double n, mean, variance;
+      describe<V>(given[r], &n, &mean, &variance);
+      about[0] = (float)n, about[1] = (float)mean, about[2] = (float)variance;
+    }, all);
+  }
+  const Group& group() const { return rows; }
+  Floats mean() const { return all[1]; }
+  Floats variance() const { return V::max(all[2], V::set(0)); }
+  LaneMoments evaluate(Floats anchor, Floats scale, Floats shift) {
+    Floats sums[4];
+    by_row<4>([&](int r, float* to) {
+      const Moments m = ::evaluate<V>(given[r], Margin<float>(anchor[r], scale[r], shift[r]), out[r]);
+      to[0] = (float)m.p, to[1] = (float)m.v, to[2] = (float)m.pv, to[3] = (float)m.vv;
+    }, sums);
+    return {sums[0], sums[1], sums[2], sums[3]};
+  }
+  Total move(Floats grow) {
+    double sums[kRows];
+    for (int r = 0; r < kRows; ++r) sums[r] = r < count ? shift_by<V>(given[r], grow[r], false, out[r]) : sums[0];
+    return {Vec<double>::load(sums), Vec<double>::load(sums + kRows / 2)};
+  }
+  void finish(unsigned solved, FloatMask is_rest, float* const*) {
+    double none[1];
+    for (unsigned left = solved & V::lanes(is_rest) & ((1u << count) - 1); left; left &= left - 1) {
+      float* y = out[__builtin_ctz(left)];
+      accumulate_row<V, 1>(rows.n, 1, none, [=](auto at, auto*) { at.store(y, V::sub(V::set(1), at.load(y))); });
     }
   }
-  __m256 guess(__m256 k, __m256 temperature) const {
-    using V = Avx2Float;
-    const auto drift = V::div(sum, number), mean = V::add(origin, drift);
-    const auto variance = V::max(V::fnma(drift, drift, V::div(squares, number)), V::set(0));
-    return normal_guess<V>(number, mean, variance, k, temperature);
+
+ private:
+  Floats all[3];
+  // Lanes from `Count` numbers of each row; returns the first.
+  template <int Count, class Body> Floats by_row(Body body, Floats* lanes) const {
+    float numbers[Count][kRows];
+    for (int r = 0; r < kRows; ++r) {
+      float some[Count];
+      if (r < count) body(r, some);
+      for (int i = 0; i < Count; ++i) numbers[i][r] = r < count ? some[i] : numbers[i][0];
+    }
+    for (int i = 0; i < Count; ++i) lanes[i] = V::load(numbers[i]);
+    return lanes[0];
   }
 };
 
 // The smaller of k and what it leaves, which is summed: numbers near 1 would round the sum's digits away.
 struct Smaller {
-  __m256 is_rest, k, n;  // whether 1 − p is summed, the sum, and how many are summed
-  double k64[8];
-  Smaller(const Columns& rows, __m256 count)
-      : is_rest(Avx2Float::gt(Avx2Float::add(rows.k, rows.k), count)), k(rows.k), n(count) {
+  FloatMask is_rest;  // whether 1 − p is summed
+  Floats k, n;        // the sum, and how many are summed
+  double k64[kRows];
+  Smaller(const Group& rows, Floats count)
+      : is_rest(Vec<float>::gt(Vec<float>::add(rows.k, rows.k), count)), k(rows.k), n(count) {
     std::memcpy(k64, rows.k64, sizeof k64);
-    const unsigned rest = Avx2Float::lanes(is_rest);
+    const unsigned rest = Vec<float>::lanes(is_rest);
     if (!rest) return;
-    alignas(32) float rounded[8];
-    for (int r = 0; r < 8; ++r) {
-      if (rest >> r & 1) k64[r] = (double)rows.padded - k64[r];
+    float rounded[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      if (rest >> r & 1) k64[r] = (double)rows.n - k64[r];
       rounded[r] = (float)k64[r];
     }
-    k = Avx2Float::load(rounded);
-    n = Avx2Float::blend(is_rest, Avx2Float::set((float)rows.padded), count);
+    k = Vec<float>::load(rounded);
+    n = Vec<float>::blend(is_rest, Vec<float>::set((float)rows.n), count);
   }
 };
 
-// Solves eight rows; p is written for those whose bit is NOT set in the result.
-inline unsigned quick_eight(const Row<float>* given, float* const* out) {
-  using V = Avx2Float;
-  Description about(given);
-  const Columns rows(given, [&](const __m256* block) { about.add(block); });
-  const Smaller small(rows, about.number);
-  const auto *x = rows.x, one = V::set(1), k = small.k;
+// Solves kRows rows; p is written for those whose bit is NOT set in the result.
+template <class Rows> inline unsigned settle_group(Rows& rows, float* const* out) {
+  using V = Vec<float>;
+  const Group& asked = rows.group();
+  const Smaller small(asked, rows.number);
+  const auto one = V::set(1), bits = V::set((float)(1 / kLn2));
   // The sign of T makes it σ(−z).
-  const auto temperature = V::blend(small.is_rest, V::sub(V::set(0), rows.temperature), rows.temperature);
+  const auto temperature = V::blend(small.is_rest, V::sub(V::set(0), asked.temperature), asked.temperature);
   const auto scale = V::div(one, temperature);
-  auto anchor = about.guess(rows.k, rows.temperature), shift = V::set(0);
-  __m256 p[khot::kShort];
-
-  auto step = V::set(0), variability = V::set(0), bend = V::set(0);
+  auto anchor = normal_guess<V>(rows.number, rows.mean(), rows.variance(), asked.k, asked.temperature);
+  auto shift = V::set(0), step = V::set(0), variability = V::set(0), bend = V::set(0);
   for (int pass = 0; pass < 3; ++pass) {
-    __m256 sum[2] = {V::set(0), V::set(0)}, v1 = V::set(0), pv = V::set(0), vv = V::set(0);
-    for (int64_t j = 0; j < rows.padded; ++j) {
-      p[j] = sigma_of<V>(V::fma(V::sub(anchor, x[j]), scale, shift));
-      const auto v = V::fnma(p[j], p[j], p[j]);
-      sum[j & 1] = V::add(sum[j & 1], p[j]);
-      v1 = V::add(v1, v);
-      pv = V::fma(p[j], v, pv);
-      vv = V::fma(v, v, vv);
-    }
-    step = third_order_step<V>(V::add(sum[0], sum[1]), v1, pv, vv, small.n, k);
-    variability = v1;
-    bend = V::fnma(V::set(2), pv, v1);
+    const LaneMoments m = rows.evaluate(anchor, V::mul(scale, bits), V::mul(shift, bits));
+    step = third_order_step<V>(m.p, m.v, m.pv, m.vv, small.n, small.k);
+    variability = m.v;
+    bend = V::fnma(V::set(2), m.pv, m.v);
     if (V::lanes(V::ge(V::abs(step), V::set(kLongStep))) == 0) break;  // NaN counts as small: its row fails below
     const auto moved = V::fnma(step, temperature, anchor);
     shift = V::mul(V::add(V::sub(V::sub(anchor, moved), V::mul(step, temperature)), V::mul(shift, temperature)), scale);
     anchor = moved;
   }
   // A long step cannot be a polish.
-  auto is_near = V::gt(V::set(kLongStep), V::abs(step)), settled = is_near;
+  auto is_near = V::both(V::gt(V::set(kLongStep), V::abs(step)), V::gt(asked.temperature, V::set(0)));
+  auto settled = is_near;
   for (int polish = 0; polish < 2; ++polish) {
-    const auto grow = V::sub(exp_of<V>(V::max(V::min(step, one), V::set(-1))), one);
-    Total sum;
-    for (int64_t j = 0; j < rows.padded; ++j) {
-      p[j] = shifted<V>(p[j], grow);
-      sum.add(p[j]);
-    }
-    const auto excess = sum.less(small.k64);
+    const auto most = V::mul(V::max(V::min(step, one), V::set(-1)), bits);
+    const auto excess = rows.move(V::sub(power_of_two<V>(most), one)).less(small.k64);
     variability = V::fma(step, bend, variability);
     const auto limit = V::mul(V::set(4 * Limits<float>::eps), variability);
-    const auto noise = V::mul(V::set(2 * Limits<float>::eps), V::sqrt(V::mul(k, V::min(k, one))));
+    const auto noise = V::mul(V::set(2 * Limits<float>::eps), V::sqrt(V::mul(small.k, V::min(small.k, one))));
     const auto is_clear = V::ge(V::mul(V::set(4), limit), noise);
     settled = V::both(V::both(is_near, is_clear), V::ge(V::max(limit, noise), V::abs(excess)));
     step = V::sub(V::set(0), V::div(excess, variability));
     is_near = V::both(is_near, V::gt(V::set(kLongStep), V::abs(step)));
-    if ((V::lanes(settled) | (~V::lanes(is_near) & 0xffu)) == 0xff) break;  // nothing is left to polish
+    if ((V::lanes(settled) | (~V::lanes(is_near) & kAll)) == kAll) break;  // nothing is left to polish
   }
   const unsigned solved = V::lanes(settled);
-  if (solved & V::lanes(small.is_rest))
-    for (int64_t j = 0; j < rows.padded; ++j) p[j] = V::blend(small.is_rest, V::sub(one, p[j]), p[j]);
-  rows.store(solved, p, out);
-  return ~solved & 0xffu;
+  rows.finish(solved, small.is_rest, out);
+  return ~solved & kAll;
+}
+
+inline unsigned quick_group(const Row<float>* given, int count, float* const* out) {
+  if (given->n <= kNarrow) {
+    ShortRows rows(given);
+    return settle_group(rows, out);
+  }
+  LongRows rows(given, out, count);
+  return settle_group(rows, out);
 }
 
 }  // namespace
-#endif

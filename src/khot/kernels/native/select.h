@@ -14,16 +14,16 @@ void nth(double* values, int64_t m, int64_t r, int64_t s, double* value_r, doubl
 
 namespace {
 
-constexpr int64_t kMostSampled = 4096, kLeastSampled = 128;
+constexpr int64_t kMostSampled = 4096;
 
 // An integer whose order is that of the scores, and back.
-template <class T> inline typename Scalar<T>::whole order_key(T x) {
-  typename Scalar<T>::whole key;
+template <class T> inline Whole<T> order_key(T x) {
+  Whole<T> key;
   std::memcpy(&key, &x, sizeof key);
-  return key < 0 ? key ^ std::numeric_limits<typename Scalar<T>::whole>::max() : key;
+  return key < 0 ? key ^ std::numeric_limits<Whole<T>>::max() : key;
 }
-template <class T> inline T score_of(typename Scalar<T>::whole key) {
-  if (key < 0) key ^= std::numeric_limits<typename Scalar<T>::whole>::max();
+template <class T> inline T score_of(Whole<T> key) {
+  if (key < 0) key ^= std::numeric_limits<Whole<T>>::max();
   T x;
   std::memcpy(&x, &key, sizeof x);
   return x;
@@ -38,30 +38,21 @@ template <class T> struct Parted {
 template <class V, class T> Parted<T> part_at(const T* values, int64_t m, T pivot) {
   const T inf = std::numeric_limits<T>::infinity();
   auto count = V::set(0), from = V::set(inf), below = V::set(-inf);
-  int64_t i = 0;
-  for (; i + V::width <= m; i += V::width) {
-    const auto x = V::load(values + i);
-    const auto reaches = V::ge(x, V::set(pivot));
+  const auto step = [&](auto at) {
+    const auto x = at.load(values);
+    const auto reaches = at.only(V::ge(x, V::set(pivot))), others = at.only(V::gt(V::set(pivot), x));
     count = V::add(count, V::keep(reaches, V::set(1)));
     from = V::min(from, V::blend(reaches, x, from));
-    below = V::max(below, V::blend(reaches, below, x));
-  }
-  T counts[V::width], firsts[V::width], others[V::width];
-  V::store(counts, count);
-  V::store(firsts, from);
-  V::store(others, below);
+    below = V::max(below, V::blend(others, x, below));
+  };
+  int64_t i = 0;
+  for (; i + V::width <= m; i += V::width) step(Full<V>{i});
+  if (i < m) step(Part<V>{i, m - i});
   Parted<T> all = {0, inf, -inf};
   for (int l = 0; l < V::width; ++l) {
-    all.count += (int64_t)counts[l];
-    all.from = Scalar<T>::min(all.from, firsts[l]);
-    all.below = Scalar<T>::max(all.below, others[l]);
-  }
-  for (; i < m; ++i) {
-    all.count += values[i] >= pivot;
-    if (values[i] >= pivot)
-      all.from = Scalar<T>::min(all.from, values[i]);
-    else
-      all.below = Scalar<T>::max(all.below, values[i]);
+    all.count += (int64_t)count[l];
+    all.from = Scalar<T>::min(all.from, from[l]);
+    all.below = Scalar<T>::max(all.below, below[l]);
   }
   return all;
 }
@@ -69,9 +60,9 @@ template <class V, class T> Parted<T> part_at(const T* values, int64_t m, T pivo
 constexpr int64_t kMostParted = 16384;  // bytes
 
 // As khot::nth, by halving the keys between two scores: a few vector passes, and at most 32 of them (64 for doubles). A
-// machine with one lane, or a row so long that it leaves the cache, is better served by khot::nth.
+// row so long that it leaves the cache is better served by khot::nth.
 template <class V, class T> void select_few(T* values, int64_t m, int64_t r, int64_t s, T* value_r, T* value_s) {
-  if (V::width == 1 || m > kMostParted / (int64_t)sizeof(T)) return khot::nth(values, m, r, s, value_r, value_s);
+  if (m > kMostParted / (int64_t)sizeof(T)) return khot::nth(values, m, r, s, value_r, value_s);
   const T inf = std::numeric_limits<T>::infinity();
   const Parted<T> ends = part_at<V>(values, m, inf);
   T low = part_at<V>(values, m, -inf).from, high = ends.count ? inf : ends.below;
@@ -80,8 +71,8 @@ template <class V, class T> void select_few(T* values, int64_t m, int64_t r, int
   T below = low;  // the next smaller score than `low`; the score of rank r is one of [low, high]
   while (low != high && reached != r) {
     const auto low_key = order_key(low), high_key = order_key(high);
-    using Unsigned = typename Scalar<T>::bits;
-    const auto half = (typename Scalar<T>::whole)(((Unsigned)high_key - (Unsigned)low_key) >> 1);
+    using Unsigned = Bits<T>;
+    const auto half = (Whole<T>)(((Unsigned)high_key - (Unsigned)low_key) >> 1);
     const Parted<T> at = part_at<V>(values, m, score_of<T>(low_key + half + 1));
     if (at.count >= r) {
       low = at.from + T(0), below = at.below, reached = at.count;
@@ -98,11 +89,10 @@ template <class V, class T> void select_few(T* values, int64_t m, int64_t r, int
 template <class V, class T> void select_among_ties(const T* values, int64_t m, int threads, int64_t r, int64_t s,
                                                    T high, T low, T* scratch, T* value_r, T* value_s) {
   double counts[2];
-  accumulate_row<V, 2>(m, threads, counts, [=](auto tag, int64_t i, auto* lanes) {
-    using W = decltype(tag);
-    const auto x = W::load(values + i);
-    lanes[0] = W::add(lanes[0], W::keep(W::ge(x, W::set(high)), W::set(1)));
-    lanes[1] = W::add(lanes[1], W::keep(W::gt(x, W::set(low)), W::set(1)));
+  accumulate_row<V, 2>(m, threads, counts, [=](auto at, auto* lanes) {
+    const auto x = at.load(values);
+    lanes[0] = V::add(lanes[0], V::keep(at.only(V::ge(x, V::set(high))), V::set(1)));
+    lanes[1] = V::add(lanes[1], V::keep(at.only(V::gt(x, V::set(low))), V::set(1)));
   });
   const auto to_high = (int64_t)counts[0],
              to_low = (int64_t)counts[1];  // the last rank of high, and the one before low
@@ -110,10 +100,9 @@ template <class V, class T> void select_among_ties(const T* values, int64_t m, i
   *value_s = s <= to_high ? high : low;
   const int64_t first = r > to_high ? r : s, last = s <= to_low ? s : r;  // those that are neither
   if (first > to_low || last <= to_high) return;
-  const int64_t between = pack_row<V>(m, scratch, [=](auto tag, int64_t i, auto* x) {
-    using W = decltype(tag);
-    *x = W::load(values + i);
-    return W::both(W::gt(W::set(high), *x), W::gt(*x, W::set(low)));
+  const int64_t between = pack_row<V>(m, scratch, [=](auto at, auto* x) {
+    *x = at.load(values);
+    return V::both(V::gt(V::set(high), *x), V::gt(*x, V::set(low)));
   });
   T upper, lower;
   select_few<V>(scratch, between, first - to_high, last - to_high, &upper, &lower);
@@ -126,7 +115,7 @@ template <class V, class T> void select_among_ties(const T* values, int64_t m, i
 template <class V, class T>
 void select_ranks(const T* values, int64_t m, int threads, int64_t r, int64_t s, T* scratch, T* value_r, T* value_s) {
   const int64_t size = m / 8 < kMostSampled ? m / 8 : kMostSampled;
-  if (m > kMostParted / (int64_t)sizeof(T) || (V::width == 1 && size >= kLeastSampled)) {
+  if (m > kMostParted / (int64_t)sizeof(T)) {
     T sample[kMostSampled], high = std::numeric_limits<T>::infinity(), low = -high;  // 32 KB at most
     for (int64_t i = 0; i < size; ++i) sample[i] = values[i * (m / size)];
     const auto at = (int64_t)((double)r / (double)m * (double)size);
@@ -135,11 +124,10 @@ void select_ranks(const T* values, int64_t m, int threads, int64_t r, int64_t s,
     if (at > margin) select_few<V>(sample, size, at - margin, at - margin, &high, &high);
     if (at + margin <= size) select_few<V>(sample, size, at + margin, at + margin, &low, &low);
     double counts[2];
-    accumulate_row<V, 2>(m, threads, counts, [=](auto tag, int64_t i, auto* lanes) {
-      using W = decltype(tag);
-      const auto x = W::load(values + i);
-      lanes[0] = W::add(lanes[0], W::keep(W::gt(x, W::set(high)), W::set(1)));
-      lanes[1] = W::add(lanes[1], W::keep(W::ge(x, W::set(low)), W::set(1)));
+    accumulate_row<V, 2>(m, threads, counts, [=](auto at, auto* lanes) {
+      const auto x = at.load(values);
+      lanes[0] = V::add(lanes[0], V::keep(at.only(V::gt(x, V::set(high))), V::set(1)));
+      lanes[1] = V::add(lanes[1], V::keep(at.only(V::ge(x, V::set(low))), V::set(1)));
     });
     const auto above = (int64_t)counts[0], reached = (int64_t)counts[1];
     if (above < r && s <= reached) {
@@ -147,10 +135,9 @@ void select_ranks(const T* values, int64_t m, int threads, int64_t r, int64_t s,
       if (high == low) return;
       if (reached - above > m / 4)
         return select_among_ties<V>(values, m, threads, r, s, high, low, scratch, value_r, value_s);
-      const int64_t between = pack_row<V>(m, scratch, [=](auto tag, int64_t i, auto* x) {
-        using W = decltype(tag);
-        *x = W::load(values + i);
-        return W::both(W::ge(W::set(high), *x), W::ge(*x, W::set(low)));
+      const int64_t between = pack_row<V>(m, scratch, [=](auto at, auto* x) {
+        *x = at.load(values);
+        return V::both(V::ge(V::set(high), *x), V::ge(*x, V::set(low)));
       });
       return select_few<V>(scratch, between, r - above, s - above, value_r, value_s);
     }
@@ -176,11 +163,10 @@ template <class V, class T> void hard_row(const Row<T>& row, T* out) {
     select_ranks<V>(is_whole ? row.x : out, possible, row.threads, k, k, out, &bound, &bound);
   }
   double above[1];
-  accumulate_row<V, 1>(row.n, row.threads, above, [=](auto tag, int64_t i, auto* lanes) {
-    using W = decltype(tag);
-    const auto one = W::keep(W::gt(load<W>(row, i), W::set(bound)), W::set(1));
-    W::store(out + i, one);
-    lanes[0] = W::add(lanes[0], one);
+  accumulate_scores<V, 1>(row, above, [=](auto at, auto* lanes) {
+    const auto one = V::keep(V::gt(at.scores(row), V::set(bound)), V::set(1));
+    at.store(out, one);
+    lanes[0] = V::add(lanes[0], one);
   });
   ties = k - (int64_t)above[0];
   for (int64_t i = 0; ties > 0; ++i) {

@@ -1,6 +1,9 @@
-// Vectors of scores: one portable lane, or AVX2. A kernel is written once, against this interface.
+// Vectors of scores, by the vector extensions of GCC and Clang: 64 bytes with AVX-512, 32 with AVX2, else 16 (SSE2, NEON,
+// or whatever the compiler makes of them). A kernel is written once, against this interface; each file that includes it
+// gets vectors of the width that it is compiled for, all in its own unnamed namespace. An intrinsic stands only where
+// the extensions would need a loop.
 //
-// mask_t holds a comparison per lane. NaN compares false, and every operation passes NaN on.
+// mask_t has a comparison per lane: all bits of the lane, or none. NaN compares false, and every operation passes NaN on.
 #pragma once
 
 #include <cmath>
@@ -9,9 +12,13 @@
 #include <limits>
 #include <type_traits>
 
-#if defined(__AVX2__) && defined(__FMA__)
+#if defined(__AVX2__)
 #include <immintrin.h>
-#define KHOT_AVX2 1
+#elif defined(__SSE2__)
+#include <emmintrin.h>
+#elif defined(__ARM_NEON) && defined(__aarch64__)
+#include <arm_neon.h>
+#define KHOT_NEON 1
 #endif
 
 namespace {
@@ -26,44 +33,37 @@ template <> struct Limits<double> {
   static constexpr double exp_floor = -708.0;
 };
 
-// e^r on |r| ≤ ln 2 / 2, highest power first: to 1e-7 (float, fitted for the least relative error) and 2e-16 (double,
-// Taylor).
-template <class T> struct ExpPolynomial;
-template <> struct ExpPolynomial<float> {
+// 2^r on |r| ≤ ½, highest power first: to 1e-7 (float, fitted for the least relative error) and 2e-16 (double, Taylor).
+// `rest` is what log₂e lacks.
+template <class T> struct Exp2Polynomial;
+template <> struct Exp2Polynomial<float> {
   static constexpr int degree = 5;
   static constexpr float c[degree + 1] = {
-      8.312520526e-3f, 4.189015796e-2f, 1.666711465e-1f, 4.999923149e-1f, 1.0f, 1.0f};
-  static constexpr float log2e = 1.44269504f, ln2 = 0.693147181f, ln2_rest = 0, magic = 12582912.0f;
+      1.326472731e-3f, 9.671512991e-3f, 5.550733581e-2f, 2.402224243e-1f, 6.931470037e-1f, 1.0f};
+  static constexpr float log2e = 1.44269504f, rest = 1.92596299e-8f, magic = 12582912.0f, most = 128;
 };
-template <> struct ExpPolynomial<double> {
-  static constexpr int degree = 12;
+template <> struct Exp2Polynomial<double> {
+  static constexpr int degree = 13;
   static constexpr double c[degree + 1] = {
-      1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720,
-      1.0 / 120,       1.0 / 24,       1.0 / 6,       1.0 / 2,      1.0,         1.0};
-  static constexpr double log2e = 1.4426950408889634, ln2 = 6.93147180369123816490e-01,
-                          ln2_rest = 1.90821492927058770002e-10, magic = 6755399441055744.0;
+      1.3691488853904128e-12, 2.5678435993488206e-11, 4.4455382718708116e-10, 7.054911620801123e-09,
+      1.01780860092397e-07, 1.321548679014431e-06, 1.5252733804059841e-05, 0.0001540353039338161,
+      0.0013333558146428443, 0.009618129107628477, 0.05550410866482158, 0.24022650695910072, 0.6931471805599453, 1.0};
+  static constexpr double log2e = 1.4426950408889634, rest = 2.0355273740931033e-17, magic = 6755399441055744.0,
+                          most = 1024;
 };
 
-// ── one lane ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+template <class T> using Whole = typename std::conditional<sizeof(T) == 4, int32_t, int64_t>::type;
+template <class T> using Bits = typename std::make_unsigned<Whole<T>>::type;
+
+// ── one lane: for the numbers of a row ───────────────────────────────────────────────────────────────────────────────
 template <class T> struct Scalar {
   using scalar = T;
   using reg = T;
   using mask_t = bool;
-  using bits = typename std::conditional<sizeof(T) == 4, uint32_t, uint64_t>::type;
-  using whole = typename std::conditional<sizeof(T) == 4, int32_t, int64_t>::type;
   static constexpr int width = 1;
 
   static reg set(T v) { return v; }
-  static reg load(const T* p) { return *p; }
-  static reg load_masked(const T* p, const uint8_t* m, int64_t stride) {
-    (void)stride;
-    return *m ? *p : -std::numeric_limits<T>::infinity();
-  }
-  static void store(T* p, reg v) { *p = v; }
   static reg add(reg a, reg b) { return a + b; }
-  static reg sub(reg a, reg b) { return a - b; }
-  static reg mul(reg a, reg b) { return a * b; }
-  static reg div(reg a, reg b) { return a / b; }
   static reg fma(reg a, reg b, reg c) { return a * b + c; }
   static reg fnma(reg a, reg b, reg c) { return c - a * b; }
   static reg min(reg a, reg b) { return b < a ? b : a; }  // NaN in a stays
@@ -73,32 +73,79 @@ template <class T> struct Scalar {
   static reg log(reg a) { return std::log(a); }
   static mask_t gt(reg a, reg b) { return a > b; }
   static mask_t ge(reg a, reg b) { return a >= b; }
-  static mask_t not_lt(reg a, reg b) { return !(a < b); }  // true for NaN
   static reg blend(mask_t m, reg yes, reg no) { return m ? yes : no; }
-  static reg keep(mask_t m, reg a) { return m ? a : T(0); }
   static mask_t both(mask_t a, mask_t b) { return a && b; }
-  static bool any(mask_t m) { return m; }
-  // Stores the lanes that are set one after another; all of `to` may be written.
-  static int pack(T* to, mask_t m, reg v) {
-    *to = v;
-    return m;
-  }
-  static reg scale2(reg v, reg shifted) {  // v·2^n, shifted = magic + n
-    bits n, b;
-    std::memcpy(&n, &shifted, sizeof n);
-    std::memcpy(&b, &v, sizeof b);
-    b += n << (sizeof(T) == 4 ? 23 : 52);
-    std::memcpy(&v, &b, sizeof b);
-    return v;
-  }
-  struct wide {  // a float64 accumulator
-    double v = 0;
-    void add(reg r) { v += (double)r; }
-    double total() const { return v; }
-  };
 };
 
-#ifdef KHOT_AVX2
+// ── a vector ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+#if defined(__AVX512F__)
+constexpr int kBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kBytes = 32;
+#else
+constexpr int kBytes = 16;
+#endif
+
+typedef uint32_t FloatBits __attribute__((vector_size(kBytes)));
+typedef uint64_t DoubleBits __attribute__((vector_size(kBytes)));
+typedef float Floats __attribute__((vector_size(kBytes)));
+typedef double Doubles __attribute__((vector_size(kBytes)));
+typedef int32_t FloatMask __attribute__((vector_size(kBytes)));
+typedef int64_t DoubleMask __attribute__((vector_size(kBytes)));
+typedef uint8_t FloatBytes __attribute__((vector_size(kBytes / 4)));  // one per lane
+typedef uint8_t DoubleBytes __attribute__((vector_size(kBytes / 8)));
+
+// √a, and the smaller and the larger of a and b, which is a if one is NaN.
+#define KHOT_X86_LANES(mm)                                                       \
+  inline Floats root(Floats a) { return mm##_sqrt_ps(a); }                       \
+  inline Doubles root(Doubles a) { return mm##_sqrt_pd(a); }                     \
+  inline Floats smaller(Floats a, Floats b) { return mm##_min_ps(b, a); }        \
+  inline Doubles smaller(Doubles a, Doubles b) { return mm##_min_pd(b, a); }     \
+  inline Floats larger(Floats a, Floats b) { return mm##_max_ps(b, a); }         \
+  inline Doubles larger(Doubles a, Doubles b) { return mm##_max_pd(b, a); }
+
+// a·b + c and c − a·b (rounded once if the machine can), a bit per lane, and the lanes that are set, packed; `count`
+// lanes from memory and to it.
+#if defined(__AVX512F__)
+inline Floats fused(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+inline Doubles fused(Doubles a, Doubles b, Doubles c) { return _mm512_fmadd_pd(a, b, c); }
+inline Floats fused_minus(Floats a, Floats b, Floats c) { return _mm512_fnmadd_ps(a, b, c); }
+inline Doubles fused_minus(Doubles a, Doubles b, Doubles c) { return _mm512_fnmadd_pd(a, b, c); }
+KHOT_X86_LANES(_mm512)
+inline unsigned bits_of(FloatMask m) { return _mm512_movepi32_mask((__m512i)m); }
+inline unsigned bits_of(DoubleMask m) { return _mm512_movepi64_mask((__m512i)m); }
+inline Doubles low_half(Floats r) { return _mm512_cvtps_pd(_mm512_castps512_ps256(r)); }
+inline Floats rounded(Doubles low, Doubles high) {
+  return _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(low)), _mm512_cvtpd_ps(high), 1);
+}
+inline Doubles high_half(Floats r) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(r, 1)); }
+inline Floats packed(Floats v, unsigned set) { return _mm512_maskz_compress_ps((__mmask16)set, v); }
+inline Doubles packed(Doubles v, unsigned set) { return _mm512_maskz_compress_pd((__mmask8)set, v); }
+inline unsigned first_lanes(int64_t count) { return (1u << count) - 1; }
+inline Floats load_part(const float* p, int64_t count, Floats fill) {
+  return _mm512_mask_loadu_ps(fill, (__mmask16)first_lanes(count), p);
+}
+inline Doubles load_part(const double* p, int64_t count, Doubles fill) {
+  return _mm512_mask_loadu_pd(fill, (__mmask8)first_lanes(count), p);
+}
+inline void store_part(float* p, Floats v, int64_t count) {
+  _mm512_mask_storeu_ps(p, (__mmask16)first_lanes(count), v);
+}
+inline void store_part(double* p, Doubles v, int64_t count) {
+  _mm512_mask_storeu_pd(p, (__mmask8)first_lanes(count), v);
+}
+#elif defined(__AVX2__)
+inline Floats fused(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+inline Doubles fused(Doubles a, Doubles b, Doubles c) { return _mm256_fmadd_pd(a, b, c); }
+inline Floats fused_minus(Floats a, Floats b, Floats c) { return _mm256_fnmadd_ps(a, b, c); }
+inline Doubles fused_minus(Doubles a, Doubles b, Doubles c) { return _mm256_fnmadd_pd(a, b, c); }
+KHOT_X86_LANES(_mm256)
+inline unsigned bits_of(FloatMask m) { return (unsigned)_mm256_movemask_ps((Floats)m); }
+inline unsigned bits_of(DoubleMask m) { return (unsigned)_mm256_movemask_pd((Doubles)m); }
+inline Doubles low_half(Floats r) { return _mm256_cvtps_pd(_mm256_castps256_ps128(r)); }
+inline Floats rounded(Doubles low, Doubles high) { return _mm256_set_m128(_mm256_cvtpd_ps(high), _mm256_cvtpd_ps(low)); }
+inline Doubles high_half(Floats r) { return _mm256_cvtps_pd(_mm256_extractf128_ps(r, 1)); }
+
 // For each set of lanes, which 32-bit words to take: a byte each. A lane has `Words` of them.
 template <int Words> struct PackTable {
   uint64_t at[1 << (8 / Words)] = {};
@@ -112,159 +159,213 @@ template <int Words> struct PackTable {
 constexpr PackTable<1> kPack1;
 constexpr PackTable<2> kPack2;
 
-inline __m256 packed(__m256 v, uint64_t words) {
-  return _mm256_permutevar8x32_ps(v, _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)words)));
+inline Floats words(Floats v, uint64_t which) {
+  return _mm256_permutevar8x32_ps(v, _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)which)));
 }
+inline Floats packed(Floats v, unsigned set) { return words(v, kPack1.at[set]); }
+inline Doubles packed(Doubles v, unsigned set) { return (Doubles)words((Floats)v, kPack2.at[set]); }
 
-struct Avx2Float {
-  using scalar = float;
-  using reg = __m256;
-  using mask_t = __m256;
-  static constexpr int width = 8;
-
-  static reg set(float v) { return _mm256_set1_ps(v); }
-  static reg load(const float* p) { return _mm256_loadu_ps(p); }
-  static reg load_masked(const float* p, const uint8_t* m, int64_t stride) {
-    __m128i bytes;
-    if (stride == 1) {
-      bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(m));
-    } else {
-      bytes = _mm_setr_epi8(m[0], m[stride], m[2 * stride], m[3 * stride], m[4 * stride], m[5 * stride], m[6 * stride],
-                            m[7 * stride], 0, 0, 0, 0, 0, 0, 0, 0);
-    }
-    const __m256i lanes = _mm256_cvtepu8_epi32(bytes);
-    const __m256 forbidden = _mm256_castsi256_ps(_mm256_cmpeq_epi32(lanes, _mm256_setzero_si256()));
-    return _mm256_blendv_ps(load(p), set(-std::numeric_limits<float>::infinity()), forbidden);
-  }
-  static void store(float* p, reg v) { _mm256_storeu_ps(p, v); }
-  static reg add(reg a, reg b) { return _mm256_add_ps(a, b); }
-  static reg sub(reg a, reg b) { return _mm256_sub_ps(a, b); }
-  static reg mul(reg a, reg b) { return _mm256_mul_ps(a, b); }
-  static reg div(reg a, reg b) { return _mm256_div_ps(a, b); }
-  static reg fma(reg a, reg b, reg c) { return _mm256_fmadd_ps(a, b, c); }
-  static reg fnma(reg a, reg b, reg c) { return _mm256_fnmadd_ps(a, b, c); }
-  static reg min(reg a, reg b) { return _mm256_min_ps(b, a); }  // the instruction returns its second operand on NaN
-  static reg max(reg a, reg b) { return _mm256_max_ps(b, a); }
-  static reg abs(reg a) { return _mm256_andnot_ps(set(-0.0f), a); }
-  static reg sqrt(reg a) { return _mm256_sqrt_ps(a); }
-  static reg log(reg y) {  // of a normal y > 0, to 1e-7
-    // y = m·2^e with m in [√½, √2)
-    const __m256i bits = _mm256_sub_epi32(_mm256_castps_si256(y), _mm256_set1_epi32(0x3f3504f3));
-    const __m256 e = _mm256_cvtepi32_ps(_mm256_srai_epi32(bits, 23));
-    const __m256i m =
-        _mm256_add_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(0x007fffff)), _mm256_set1_epi32(0x3f3504f3));
-    const __m256 f = sub(_mm256_castsi256_ps(m), set(1));
-    constexpr float c[7] = {8.700437984e-02f, -1.426749236e-01f, 1.491476952e-01f, -1.657758411e-01f,
-                            1.996306361e-01f, -2.500133705e-01f, 3.333391074e-01f};
-    __m256 poly = set(c[0]);
-    for (int i = 1; i < 7; ++i) poly = fma(poly, f, set(c[i]));
-    const __m256 ff = mul(f, f);
-    return fma(e, set(0.69314718f), fma(mul(ff, f), poly, fnma(set(0.5f), ff, f)));
-  }
-  static mask_t gt(reg a, reg b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
-  static mask_t ge(reg a, reg b) { return _mm256_cmp_ps(a, b, _CMP_GE_OQ); }
-  static mask_t not_lt(reg a, reg b) { return _mm256_cmp_ps(a, b, _CMP_NLT_UQ); }
-  static reg blend(mask_t m, reg yes, reg no) { return _mm256_blendv_ps(no, yes, m); }
-  static reg keep(mask_t m, reg a) { return _mm256_and_ps(m, a); }
-  static mask_t both(mask_t a, mask_t b) { return _mm256_and_ps(a, b); }
-  static bool any(mask_t m) { return _mm256_movemask_ps(m) != 0; }
-  static unsigned lanes(mask_t m) { return (unsigned)_mm256_movemask_ps(m); }  // a bit per lane
-  static int pack(float* to, mask_t m, reg v) {
-    store(to, packed(v, kPack1.at[lanes(m)]));
-    return __builtin_popcount(lanes(m));
-  }
-  static reg scale2(reg v, reg shifted) {
-    const __m256i n = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
-    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v), n));
-  }
-  struct wide {
-    __m256d v = _mm256_setzero_pd();
-    void add(reg r) {
-      v = _mm256_add_pd(
-          v, _mm256_add_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(r)), _mm256_cvtps_pd(_mm256_extractf128_ps(r, 1))));
-    }
-    double total() const {
-      const __m128d half = _mm_add_pd(_mm256_castpd256_pd128(v), _mm256_extractf128_pd(v, 1));
-      return _mm_cvtsd_f64(half) + _mm_cvtsd_f64(_mm_unpackhi_pd(half, half));
-    }
-  };
-};
-
-struct Avx2Double {
-  using scalar = double;
-  using reg = __m256d;
-  using mask_t = __m256d;
-  static constexpr int width = 4;
-
-  static reg set(double v) { return _mm256_set1_pd(v); }
-  static reg load(const double* p) { return _mm256_loadu_pd(p); }
-  static reg load_masked(const double* p, const uint8_t* m, int64_t stride) {
-    const __m256i lanes = _mm256_set_epi64x(m[3 * stride], m[2 * stride], m[stride], m[0]);
-    const __m256d forbidden = _mm256_castsi256_pd(_mm256_cmpeq_epi64(lanes, _mm256_setzero_si256()));
-    return _mm256_blendv_pd(load(p), set(-std::numeric_limits<double>::infinity()), forbidden);
-  }
-  static void store(double* p, reg v) { _mm256_storeu_pd(p, v); }
-  static reg add(reg a, reg b) { return _mm256_add_pd(a, b); }
-  static reg sub(reg a, reg b) { return _mm256_sub_pd(a, b); }
-  static reg mul(reg a, reg b) { return _mm256_mul_pd(a, b); }
-  static reg div(reg a, reg b) { return _mm256_div_pd(a, b); }
-  static reg fma(reg a, reg b, reg c) { return _mm256_fmadd_pd(a, b, c); }
-  static reg fnma(reg a, reg b, reg c) { return _mm256_fnmadd_pd(a, b, c); }
-  static reg min(reg a, reg b) { return _mm256_min_pd(b, a); }
-  static reg max(reg a, reg b) { return _mm256_max_pd(b, a); }
-  static reg abs(reg a) { return _mm256_andnot_pd(set(-0.0), a); }
-  static mask_t gt(reg a, reg b) { return _mm256_cmp_pd(a, b, _CMP_GT_OQ); }
-  static mask_t ge(reg a, reg b) { return _mm256_cmp_pd(a, b, _CMP_GE_OQ); }
-  static mask_t not_lt(reg a, reg b) { return _mm256_cmp_pd(a, b, _CMP_NLT_UQ); }
-  static reg blend(mask_t m, reg yes, reg no) { return _mm256_blendv_pd(no, yes, m); }
-  static reg keep(mask_t m, reg a) { return _mm256_and_pd(m, a); }
-  static mask_t both(mask_t a, mask_t b) { return _mm256_and_pd(a, b); }
-  static bool any(mask_t m) { return _mm256_movemask_pd(m) != 0; }
-  static int pack(double* to, mask_t m, reg v) {
-    const auto set = (unsigned)_mm256_movemask_pd(m);
-    store(to, _mm256_castps_pd(packed(_mm256_castpd_ps(v), kPack2.at[set])));
-    return __builtin_popcount(set);
-  }
-  static reg scale2(reg v, reg shifted) {
-    const __m256i n = _mm256_slli_epi64(_mm256_castpd_si256(shifted), 52);
-    return _mm256_castsi256_pd(_mm256_add_epi64(_mm256_castpd_si256(v), n));
-  }
-  struct wide {
-    __m256d v = _mm256_setzero_pd();
-    void add(reg r) { v = _mm256_add_pd(v, r); }
-    double total() const {
-      const __m128d half = _mm_add_pd(_mm256_castpd256_pd128(v), _mm256_extractf128_pd(v, 1));
-      return _mm_cvtsd_f64(half) + _mm_cvtsd_f64(_mm_unpackhi_pd(half, half));
-    }
-  };
-};
+inline __m256i first_lanes(int64_t count, float) {
+  const FloatMask lanes = {0, 1, 2, 3, 4, 5, 6, 7};
+  return (__m256i)(lanes < (int32_t)count);
+}
+inline __m256i first_lanes(int64_t count, double) {
+  const DoubleMask lanes = {0, 1, 2, 3};
+  return (__m256i)(lanes < count);
+}
+inline Floats load_part(const float* p, int64_t count, Floats fill) {
+  const __m256i m = first_lanes(count, 0.0f);
+  return _mm256_blendv_ps(fill, _mm256_maskload_ps(p, m), (Floats)m);
+}
+inline Doubles load_part(const double* p, int64_t count, Doubles fill) {
+  const __m256i m = first_lanes(count, 0.0);
+  return _mm256_blendv_pd(fill, _mm256_maskload_pd(p, m), (Doubles)m);
+}
+inline void store_part(float* p, Floats v, int64_t count) { _mm256_maskstore_ps(p, first_lanes(count, 0.0f), v); }
+inline void store_part(double* p, Doubles v, int64_t count) { _mm256_maskstore_pd(p, first_lanes(count, 0.0), v); }
+#else
+#if defined(KHOT_NEON)
+inline Floats fused(Floats a, Floats b, Floats c) { return vfmaq_f32(c, a, b); }
+inline Doubles fused(Doubles a, Doubles b, Doubles c) { return vfmaq_f64(c, a, b); }
+inline Floats fused_minus(Floats a, Floats b, Floats c) { return vfmsq_f32(c, a, b); }
+inline Doubles fused_minus(Doubles a, Doubles b, Doubles c) { return vfmsq_f64(c, a, b); }
+inline Floats root(Floats a) { return vsqrtq_f32(a); }
+inline Doubles root(Doubles a) { return vsqrtq_f64(a); }
+inline unsigned bits_of(FloatMask m) { return vaddvq_u32((uint32x4_t)(m & FloatMask{1, 2, 4, 8})); }
+inline unsigned bits_of(DoubleMask m) { return (unsigned)vaddvq_u64((uint64x2_t)(m & DoubleMask{1, 2})); }
+#else
+template <class R> inline R fused(R a, R b, R c) { return a * b + c; }
+template <class R> inline R fused_minus(R a, R b, R c) { return c - a * b; }
+#if defined(__SSE2__)
+KHOT_X86_LANES(_mm)
+inline unsigned bits_of(FloatMask m) { return (unsigned)_mm_movemask_ps((Floats)m); }
+inline unsigned bits_of(DoubleMask m) { return (unsigned)_mm_movemask_pd((Doubles)m); }
+#else
+inline Floats root(Floats a) { return Floats{std::sqrt(a[0]), std::sqrt(a[1]), std::sqrt(a[2]), std::sqrt(a[3])}; }
+inline Doubles root(Doubles a) { return Doubles{std::sqrt(a[0]), std::sqrt(a[1])}; }
+inline unsigned bits_of(FloatMask m) {
+  return (unsigned)((m[0] & 1) | (m[1] & 2) | (m[2] & 4) | (m[3] & 8));
+}
+inline unsigned bits_of(DoubleMask m) { return (unsigned)((m[0] & 1) | (m[1] & 2)); }
+#endif
+#endif
+#if !defined(__SSE2__)
+template <class R> inline R smaller(R a, R b) { return b < a ? b : a; }
+template <class R> inline R larger(R a, R b) { return a < b ? b : a; }
+#endif
+inline Doubles low_half(Floats r) { return Doubles{(double)r[0], (double)r[1]}; }
+inline Floats rounded(Doubles low, Doubles high) {
+  return Floats{(float)low[0], (float)low[1], (float)high[0], (float)high[1]};
+}
+inline Doubles high_half(Floats r) { return Doubles{(double)r[2], (double)r[3]}; }
+template <class R> inline R packed(R v, unsigned set) {
+  R out = v;
+  int count = 0;
+  for (unsigned lane = 0; lane < kBytes / sizeof v[0]; ++lane)
+    if (set >> lane & 1) out[count++] = v[lane];
+  return out;
+}
+template <class T, class R> inline R load_part(const T* p, int64_t count, R fill) {
+  for (int64_t i = 0; i < count; ++i) fill[i] = p[i];
+  return fill;
+}
+template <class T, class R> inline void store_part(T* p, R v, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) p[i] = v[i];
+}
 #endif
 
-// e^t for |t| ≤ −exp_floor, to which the caller clamps. For NaN it gives some number.
-template <class V> inline typename V::reg exp_of(typename V::reg t) {
-  using P = ExpPolynomial<typename V::scalar>;
-  const auto magic = V::set(P::magic);
-  const auto shifted = V::fma(t, V::set(P::log2e), magic);
-  const auto n = V::sub(shifted, magic);
-  auto r = V::fnma(n, V::set(P::ln2), t);
-  if (P::ln2_rest != 0) r = V::fnma(n, V::set(P::ln2_rest), r);
-  auto y = V::set(P::c[0]);
-  for (int i = 1; i <= P::degree; ++i) y = V::fma(y, r, V::set(P::c[i]));
-  return V::scale2(y, shifted);
-}
+template <class T> struct Vector;
+template <> struct Vector<float> {
+  using reg = Floats;
+  using mask_t = FloatMask;
+  using bits = FloatBits;
+  using bytes = FloatBytes;
+};
+template <> struct Vector<double> {
+  using reg = Doubles;
+  using mask_t = DoubleMask;
+  using bits = DoubleBits;
+  using bytes = DoubleBytes;
+};
 
-// σ(z) from −z: NaN for NaN, and exactly 0 where e^{−z} would overflow.
-template <class V> inline typename V::reg sigma_of(typename V::reg minus_z) {
-  using L = Limits<typename V::scalar>;
-  const auto t = V::max(minus_z, V::set(L::exp_floor));
-  const auto one = V::fma(t, V::set(0), V::set(1));  // NaN for NaN
-  return V::keep(V::not_lt(V::set(-L::exp_floor), t), V::div(one, V::add(V::set(1), exp_of<V>(t))));
+template <class T> struct Vec {
+  using scalar = T;
+  using reg = typename Vector<T>::reg;
+  using mask_t = typename Vector<T>::mask_t;
+  using bits = typename Vector<T>::bits;
+  using bytes = typename Vector<T>::bytes;
+  static constexpr int width = kBytes / (int)sizeof(T);
+
+  static reg set(T v) { return v - reg{}; }  // v for every lane, −0 included
+  static mask_t iota() {  // 0, 1, 2, …
+    mask_t lanes;
+    for (int i = 0; i < width; ++i) lanes[i] = i;
+    return lanes;
+  }
+  static reg load(const T* p) {
+    reg r;
+    std::memcpy(&r, p, sizeof r);
+    return r;
+  }
+  static void store(T* p, reg v) { std::memcpy(p, &v, sizeof v); }
+  // x where the mask, an entry each `stride` bytes, is not 0; else −inf. Reads `count` entries.
+  static reg masked(reg x, const uint8_t* m, int64_t stride, int64_t count = width) {
+    bytes b{};
+    if (stride == 1 && count == width)
+      std::memcpy(&b, m, sizeof b);
+    else
+      for (int64_t i = 0; i < count; ++i) b[i] = m[i * stride];
+    return blend(__builtin_convertvector(b, mask_t) != 0, x, set(-std::numeric_limits<T>::infinity()));
+  }
+  static reg add(reg a, reg b) { return a + b; }
+  static reg sub(reg a, reg b) { return a - b; }
+  static reg mul(reg a, reg b) { return a * b; }
+  static reg div(reg a, reg b) { return a / b; }
+  static reg fma(reg a, reg b, reg c) { return fused(a, b, c); }
+  static reg fnma(reg a, reg b, reg c) { return fused_minus(a, b, c); }
+  static reg min(reg a, reg b) { return smaller(a, b); }  // NaN in a stays
+  static reg max(reg a, reg b) { return larger(a, b); }
+  static reg abs(reg a) { return (reg)((mask_t)a & std::numeric_limits<Whole<T>>::max()); }
+  static reg sqrt(reg a) { return root(a); }
+  static reg log(reg y) {  // of a normal y > 0, to 1e-7: for floats
+    // y = m·2^e with m in [√½, √2)
+    const mask_t bits = (mask_t)y - 0x3f3504f3;
+    const reg e = __builtin_convertvector(bits >> 23, reg);
+    const reg f = (reg)((bits & 0x007fffff) + 0x3f3504f3) - T(1);
+    constexpr float c[7] = {8.700437984e-02f, -1.426749236e-01f, 1.491476952e-01f, -1.657758411e-01f,
+                            1.996306361e-01f, -2.500133705e-01f, 3.333391074e-01f};
+    reg poly = set(c[0]);
+    for (int i = 1; i < 7; ++i) poly = fma(poly, f, set(c[i]));
+    const reg ff = f * f;
+    return fma(e, set(0.69314718f), fma(ff * f, poly, fnma(set(0.5f), ff, f)));
+  }
+  static mask_t gt(reg a, reg b) { return a > b; }
+  static mask_t ge(reg a, reg b) { return a >= b; }
+  static mask_t not_lt(reg a, reg b) { return ~(a < b); }  // true for NaN
+  static reg blend(mask_t m, reg yes, reg no) { return m ? yes : no; }
+  static reg keep(mask_t m, reg a) { return m ? a : reg{}; }
+  static mask_t both(mask_t a, mask_t b) { return a & b; }
+  static mask_t either(mask_t a, mask_t b) { return a | b; }
+  static mask_t but_not(mask_t a, mask_t b) { return a & ~b; }
+  static unsigned lanes(mask_t m) { return bits_of(m); }  // a bit per lane
+  static bool any(mask_t m) { return lanes(m) != 0; }
+  static reg scale2(reg v, reg shifted) {  // v·2^n, shifted = magic + n
+    return (reg)((bits)v + ((bits)shifted << (sizeof(T) == 4 ? 23 : 52)));
+  }
+  struct wide {  // a float64 accumulator
+    Doubles v{};
+    void add(reg r) {
+      if constexpr (sizeof(T) == 4)
+        v += low_half(r) + high_half(r);
+      else
+        v += r;
+    }
+    double total() const { return sum_lanes(v); }
+  };
+
+ private:
+  static double sum_lanes(Doubles v) {  // by halves
+    constexpr int count = kBytes / 8;
+    double part[count];
+    std::memcpy(part, &v, sizeof part);
+    for (int half = count / 2; half > 0; half /= 2)
+      for (int i = 0; i < half; ++i) part[i] += part[i + half];
+    return part[0];
+  }
+};
+
+// y·2^n for 2^r·2^n with |r| ≤ ½ and shifted = magic + n. The polynomial by pairs: half as long to wait for as one power
+// after another.
+template <class V> inline typename V::reg exp2_of(typename V::reg r, typename V::reg shifted) {
+  using P = Exp2Polynomial<typename V::scalar>;
+  const auto square = V::mul(r, r);
+  auto y = V::fma(V::set(P::c[0]), r, V::set(P::c[1]));
+  for (int i = 2; i < P::degree; i += 2) y = V::fma(y, square, V::fma(V::set(P::c[i]), r, V::set(P::c[i + 1])));
+  return V::scale2(y, shifted);
 }
 
 // e^{−|z|}, and exactly 0 where that would underflow.
 template <class V> inline typename V::reg small_exp(typename V::reg minus_z) {
-  const auto t = V::sub(V::set(0), V::abs(minus_z)), floor = V::set(Limits<typename V::scalar>::exp_floor);
-  return V::keep(V::ge(t, floor), exp_of<V>(V::max(t, floor)));
+  using P = Exp2Polynomial<typename V::scalar>;
+  const auto negative = V::sub(V::set(0), V::abs(minus_z)), floor = V::set(Limits<typename V::scalar>::exp_floor);
+  const auto t = V::max(negative, floor), log2e = V::set(P::log2e), magic = V::set(P::magic);
+  const auto shifted = V::fma(t, log2e, magic), n = V::sub(shifted, magic);
+  const auto r = V::fma(t, V::set(P::rest), V::fma(t, log2e, V::sub(V::set(0), n)));
+  return V::keep(V::ge(negative, floor), exp2_of<V>(r, shifted));
+}
+
+// 2^u for |u| that does not overflow, or one more, which gives infinity. For NaN it gives some number.
+template <class V> inline typename V::reg power_of_two(typename V::reg u) {
+  const auto magic = V::set(Exp2Polynomial<typename V::scalar>::magic), shifted = V::add(u, magic);
+  return exp2_of<V>(V::sub(u, V::sub(shifted, magic)), shifted);
+}
+
+// σ(z) from −z·log₂e: NaN for NaN, and exactly 0 where e^{−z} overflows.
+template <class V> inline typename V::reg sigma_of(typename V::reg t) {
+  constexpr auto most = Exp2Polynomial<typename V::scalar>::most;
+  const auto u = V::max(V::min(t, V::set(most)), V::set(2 - most));
+  const auto one = V::fma(u, V::set(0), V::set(1));  // NaN for NaN
+  return V::div(one, V::add(V::set(1), power_of_two<V>(u)));
 }
 
 // min(σ(z), σ(−z)), to all digits however small.

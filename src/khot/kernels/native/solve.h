@@ -32,12 +32,11 @@ template <class F, class V, class T> void write(const Row<T>& row, const Point<T
   double none[1];
   const T small = (T)step;
   const Margin<T> margin(point, row.temperature);
-  accumulate_row<V, 1>(row.n, row.threads, none, [=](auto tag, int64_t i, auto*) {
-    using W = decltype(tag);
-    const auto at = F::template at<W>(margin.template minus_z<W>(load<W>(row, i)));
-    const auto y = W::blend(at.above, W::sub(W::set(1), at.tail), at.tail);
-    const auto moved = W::fnma(at.density, W::set(small), y);
-    W::store(out + i, W::max(W::blend(W::gt(moved, W::set(1)), W::set(1), moved), W::set(0)));
+  accumulate_scores<V, 1>(row, none, [=](auto at, auto*) {
+    const auto f = F::template at<V>(margin.template minus_z<V>(at.scores(row)));
+    const auto y = V::blend(f.above, V::sub(V::set(1), f.tail), f.tail);
+    const auto moved = V::fnma(f.density, V::set(small), y);
+    at.store(out, V::max(V::blend(V::gt(moved, V::set(1)), V::set(1), moved), V::set(0)));
   });
 }
 
@@ -63,9 +62,8 @@ template <class V, class T> bool margin_row(const Row<T>& row, T* z) {
   }
   double none[1];
   const Margin<T> margin(point, row.temperature);
-  accumulate_row<V, 1>(row.n, row.threads, none, [=](auto tag, int64_t i, auto*) {
-    using W = decltype(tag);
-    W::store(z + i, W::sub(W::set(0), margin.template minus_z<W>(load<W>(row, i))));
+  accumulate_scores<V, 1>(row, none, [=](auto at, auto*) {
+    at.store(z, V::sub(V::set(0), margin.template minus_z<V>(at.scores(row))));
   });
   return true;
 }

@@ -9,16 +9,14 @@ namespace {
 template <class V, class T> double statistical_cutoff(const Row<T>& row) {
   const T* x = row.x;
   double sum[1], square[1];
-  accumulate_row<V, 1>(row.n, row.threads, sum, [=](auto tag, int64_t i, auto* lanes) {
-    using W = decltype(tag);
-    lanes[0] = W::add(lanes[0], W::load(x + i));
+  accumulate_row<V, 1>(row.n, row.threads, sum, [=](auto at, auto* lanes) {
+    lanes[0] = V::add(lanes[0], at.load(x));
   });
   const double mean = sum[0] / (double)row.n;
   const T center = (T)mean;
-  accumulate_row<V, 1>(row.n, row.threads, square, [=](auto tag, int64_t i, auto* lanes) {
-    using W = decltype(tag);
-    const auto u = W::sub(W::load(x + i), W::set(center));
-    lanes[0] = W::fma(u, u, lanes[0]);
+  accumulate_row<V, 1>(row.n, row.threads, square, [=](auto at, auto* lanes) {
+    const auto u = at.live(V::sub(at.load(x), V::set(center)));
+    lanes[0] = V::fma(u, u, lanes[0]);
   });
   return mean + row.k * std::sqrt(square[0] / (double)row.n);
 }
@@ -39,14 +37,13 @@ template <class V, class T> double statistical_row(const Row<T>& row, double smo
   if (!y) return theta;
   double none[1];
   const T bound = (T)theta, delta = (T)smooth;
-  accumulate_row<V, 1>(row.n, row.threads, none, [=](auto tag, int64_t i, auto*) {
-    using W = decltype(tag);
-    auto u = W::max(W::sub(W::load(x + i), W::set(bound)), W::set(0));
+  accumulate_row<V, 1>(row.n, row.threads, none, [=](auto at, auto*) {
+    auto u = V::max(V::sub(at.load(x), V::set(bound)), V::set(0));
     if (delta > 0) {
-      const auto low = W::min(u, W::set(delta));
-      u = W::div(W::mul(low, W::sub(u, W::mul(low, W::set((T)0.5)))), W::set(delta));
+      const auto low = V::min(u, V::set(delta));
+      u = V::div(V::mul(low, V::sub(u, V::mul(low, V::set((T)0.5)))), V::set(delta));
     }
-    W::store(y + i, u);
+    at.store(y, u);
   });
   return theta;
 }

@@ -20,14 +20,13 @@ template <class F, class V, class T>
 Tails tails(const T* x, int64_t n, int threads, const Point<T>& point, double temperature) {
   double sums[5];
   const Margin<T> margin(point, temperature);
-  accumulate_row<V, 5>(n, threads, sums, [=](auto tag, int64_t i, auto* lanes) {
-    using W = decltype(tag);
-    const auto at = F::template at<W>(margin.template minus_z<W>(W::load(x + i)));
-    lanes[0] = W::add(lanes[0], at.tail);
-    lanes[1] = W::add(lanes[1], W::keep(at.above, at.tail));
-    lanes[2] = W::add(lanes[2], at.density);
-    lanes[3] = W::add(lanes[3], W::keep(at.above, at.density));
-    lanes[4] = W::add(lanes[4], W::keep(at.above, W::set(1)));
+  accumulate_row<V, 5>(n, threads, sums, [=](auto at, auto* lanes) {
+    const auto y = F::template at<V>(margin.template minus_z<V>(at.load(x, -std::numeric_limits<T>::infinity())));
+    lanes[0] = V::add(lanes[0], y.tail);
+    lanes[1] = V::add(lanes[1], V::keep(y.above, y.tail));
+    lanes[2] = V::add(lanes[2], y.density);
+    lanes[3] = V::add(lanes[3], V::keep(y.above, y.density));
+    lanes[4] = V::add(lanes[4], V::keep(y.above, V::set(1)));
   });
   const double lower = sums[0] - sums[1], lower_v = sums[2] - sums[3];  // may round to less than 0
   return {lower > 0 ? lower : 0, sums[1], lower_v > 0 ? lower_v : 0, sums[3], sums[4]};
@@ -93,14 +92,12 @@ Balance locate(const Row<T>& row, const Census& census, bool just_p, T* p, Point
   const double margin = (reach + certain) * row.temperature;
   const T high = (T)((double)upper + margin), low = (T)((double)lower - margin);
   double decided[1];
-  accumulate_row<V, 1>(row.n, row.threads, decided, [=](auto tag, int64_t i, auto* lanes) {
-    using W = decltype(tag);
-    lanes[0] = W::add(lanes[0], W::keep(W::gt(load<W>(row, i), W::set(high)), W::set(1)));
+  accumulate_scores<V, 1>(row, decided, [=](auto at, auto* lanes) {
+    lanes[0] = V::add(lanes[0], V::keep(V::gt(at.scores(row), V::set(high)), V::set(1)));
   });
-  const int64_t open = pack_row<V>(row.n, p, [=](auto tag, int64_t i, auto* x) {
-    using W = decltype(tag);
-    *x = load<W>(row, i);
-    return W::both(W::ge(W::set(high), *x), W::ge(*x, W::set(low)));
+  const int64_t open = pack_scores<V>(row, p, [=](auto at, auto* x) {
+    *x = at.scores(row);
+    return V::both(V::ge(V::set(high), *x), V::ge(*x, V::set(low)));
   });
   if (is_wide) {  // each tail is exponential in τ, and balances the other half way between two points at which they are
                   // equal
