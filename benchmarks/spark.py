@@ -118,7 +118,9 @@ def counts_table(rows: list[Any]) -> str:
         ]
         for row in rows
     ]
-    return markdown_table(["scores", "n", "k", "kept (± sd)", "share", "two Newton steps", "with `exact`"], lines) + "\n"
+    return (
+        markdown_table(["scores", "n", "k", "kept (± sd)", "share", "two Newton steps", "with `exact`"], lines) + "\n"
+    )
 
 
 def sure(row: Any) -> str:

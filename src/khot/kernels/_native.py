@@ -19,7 +19,11 @@ HERE = Path(__file__).parent
 # The path: the widest vectors that a call may use, if the machine has them.
 AVX512, AVX2, PORTABLE = 2, 1, 0
 WIDE = AVX512
-PATHS = {AVX512: "AVX-512", AVX2: "AVX2", PORTABLE: "NEON" if platform.machine() in ("arm64", "aarch64") else "portable"}
+PATHS = {
+    AVX512: "AVX-512",
+    AVX2: "AVX2",
+    PORTABLE: "NEON" if platform.machine() in ("arm64", "aarch64") else "portable",
+}
 CDFS = {"sigmoid": 0, "laplace": 1, "euclidean": 2}  # the cdfs of native/khot.h
 _DTYPES = {torch.float32: 0, torch.float64: 1}
 _NUMBERS = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "int": ctypes.c_int32, "double": ctypes.c_double}

@@ -155,7 +155,7 @@ KHOT_LOOPS(wide, __attribute__((target("avx2"))), 32)
 
 template <class T> Loops<T> loops(const khot_rows& rows) {
 #if defined(__x86_64__)
-  if (rows.path && khot_has_avx2()) return wide<T>(rows.cdf);
+  if (rows.path >= KHOT_AVX2 && khot_path() >= KHOT_AVX2) return wide<T>(rows.cdf);
 #endif
   return portable<T>(rows.cdf);
 }
