@@ -197,7 +197,6 @@ ENTRANTS: dict[str, Entrant] = {
     "rebar": Entrant(_race, lambda p: estimators.rebar, 1, 3, True),
     "rebar_30": Entrant(_race, lambda p: estimators.rebar, BUDGET // 3, BUDGET // 3 * 3, True),
     "score_race": Entrant(_race, lambda p: estimators.score_function, 1, 1, True),
-    "rloo_32_race": Entrant(_race, lambda p: estimators.rloo, BUDGET, BUDGET, True),
     "distinct_subsets_32": Entrant(_poisson, _distinct, BUDGET, BUDGET, True),
     "unordered_set_32": Entrant(_poisson, lambda p: estimators.unordered_set, BUDGET, BUDGET, True),
 }
