@@ -305,9 +305,9 @@ def estimates(
         value = estimator(design, fn, num_samples=entrant.samples, generator=generator) * len(theta)
     else:
         shape = (entrant.samples,) if entrant.samples > 1 else ()
-        value = fn(estimator(design, shape, generator=generator)).sum() / entrant.samples
+        value = fn(estimator(design, shape, generator=generator)).sum()
     gradient: Tensor = torch.autograd.grad(value, theta)[0]
-    return gradient
+    return gradient if entrant.takes_objective else gradient / entrant.samples  # `imle` is not linear in the slope
 
 
 def exact_gradient(design: Design, fn: Objective, theta: Tensor) -> Tensor:
