@@ -10,6 +10,7 @@ docs/img/study-estimators.svg; ten minutes. Ctrl-C ends early and keeps what was
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,8 @@ class Figures:
     """E‖ĝ − E ĝ‖²/‖∇F‖²"""
     evaluations: int
     """Of the objective, for one estimate."""
+    error_se: float
+    """The standard error of `error` over seeds."""
 
 
 class Case(NamedTuple):
@@ -101,6 +104,11 @@ def _tree(theta: Tensor) -> Design:
 
 def _gumbel(theta: Tensor) -> Design:
     return PlackettLuce(logits=logsigmoid(theta), k=K, validate_args=False)
+
+
+def _race(theta: Tensor) -> Design:
+    """Gumbel top-k of θ itself, whose own expectation is estimated."""
+    return PlackettLuce(logits=theta, k=K, validate_args=False)
 
 
 def _expectation(p: Case, of: Callable[[Design, Tensor], Tensor]) -> Tensor:
@@ -152,6 +160,10 @@ def _score_per_coordinate(p: Case) -> Callable[..., Tensor]:
     return partial(estimators.score_function, coordinate_baseline=_best_baseline(p))
 
 
+def _distinct(p: Case) -> Callable[..., Tensor]:
+    return partial(estimators.distinct_subsets, baseline=_mean(p))
+
+
 def _imle(p: Case) -> Callable[..., Tensor]:
     return partial(estimators.imle, step=2.5, terms=10)
 
@@ -182,9 +194,15 @@ ENTRANTS: dict[str, Entrant] = {
     "imle_32": Entrant(_poisson, _imle, BUDGET, BUDGET),
     "relaxed_32": Entrant(_gumbel, lambda p: estimators.relaxed, BUDGET, BUDGET),
     "xie_ermon_32": Entrant(_gumbel, _xie_ermon, BUDGET, BUDGET),
+    "rebar": Entrant(_race, lambda p: estimators.rebar, 1, 3, True),
+    "rebar_30": Entrant(_race, lambda p: estimators.rebar, BUDGET // 3, BUDGET // 3 * 3, True),
+    "score_race": Entrant(_race, lambda p: estimators.score_function, 1, 1, True),
+    "distinct_subsets_32": Entrant(_poisson, _distinct, BUDGET, BUDGET, True),
+    "unordered_set_32": Entrant(_poisson, lambda p: estimators.unordered_set, BUDGET, BUDGET, True),
 }
 """By name. `relaxed` has T = 1, `xie_ermon` τ = 2; both take log σ(θ), as published. Baselines with one sample are
-exact means, as in the protocol; with 32 they are those of the other samples."""
+exact means, as in the protocol; with 32 they are those of the other samples, but exact for `distinct_subsets_32`. The
+law of `rebar` and of those named `race` is Plackett–Luce, and so is the gradient that they are compared with."""
 
 
 def study(
@@ -202,6 +220,7 @@ def study(
             on_progress(f"{name} on {objective}", done, len(objectives) * len(names))
             rows = [_figures(ENTRANTS[name], case(objective, seed), draws) for seed in seeds]
             bias, variance, error, rel_bias, rel_variance = np.mean(rows, 0).tolist()
+            error_se = float(np.std([row[2] for row in rows], ddof=1) / len(rows) ** 0.5) if len(rows) > 1 else math.nan
             result.append(
                 Figures(
                     estimator=name,
@@ -212,6 +231,7 @@ def study(
                     rel_bias=rel_bias,
                     rel_variance=rel_variance,
                     evaluations=ENTRANTS[name].evaluations,
+                    error_se=error_se,
                 )
             )
     except KeyboardInterrupt:
@@ -285,9 +305,9 @@ def estimates(
         value = estimator(design, fn, num_samples=entrant.samples, generator=generator) * len(theta)
     else:
         shape = (entrant.samples,) if entrant.samples > 1 else ()
-        value = fn(estimator(design, shape, generator=generator)).sum() / entrant.samples
+        value = fn(estimator(design, shape, generator=generator)).sum()
     gradient: Tensor = torch.autograd.grad(value, theta)[0]
-    return gradient
+    return gradient if entrant.takes_objective else gradient / entrant.samples  # `imle` is not linear in the slope
 
 
 def exact_gradient(design: Design, fn: Objective, theta: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ def _cell(row: Figures | None) -> str:
     if row is None:
         return "–"
     bias, variance, error, rel_bias, rel_variance = (number(getattr(row, name)) for name in COLUMNS)
-    return f"{bias} / {variance} / {error}; {rel_bias} / {rel_variance}"
+    return f"{bias} / {variance} / {error} ± {number(row.error_se)}; {rel_bias} / {rel_variance}"
 
 
 def number(value: float) -> str:

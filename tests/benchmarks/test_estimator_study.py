@@ -18,7 +18,7 @@ PUBLISHED = {  # bias / variance / error on the paper's objective, over its ten 
     "rloo_32": (0.0, 0.002, 0.09),
     "taylor": (0.0, 0.041, 0.196),
 }
-KEYS = {"estimator", "objective", "bias", "variance", "error", "rel_bias", "rel_variance", "evaluations"}
+KEYS = {"estimator", "objective", "bias", "variance", "error", "rel_bias", "rel_variance", "evaluations", "error_se"}
 
 
 @pytest.mark.slow

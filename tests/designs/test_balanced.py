@@ -8,7 +8,7 @@ from design_cases import A6K3, generator, scores
 
 import khot
 from khot._math import balanced
-from khot.designs import Cube, LocalPivotal, Pivotal, spatial_order
+from khot.designs import Budgeted, Cube, LocalPivotal, Pivotal, spatial_order
 from khot.testing import check_design
 
 PLACES = torch.rand(60, 2, dtype=torch.float64, generator=generator(3))
@@ -88,8 +88,9 @@ def test_balanced_on_indicators_is_stratified():
     assert ((y @ indicators) != 3).any()
 
 
-def test_the_cube_balanced_on_its_size_alone_has_the_pairs_of_the_tree():
-    """With no variable but the size it is the pivotal design in the given order, pair by pair."""
+def test_the_cube_balanced_on_its_size_alone_has_the_pairs_of_the_tree(monkeypatch):
+    """With no variable but the size, and none that waits, it is the pivotal design in the given order, pair by pair."""
+    monkeypatch.setattr(balanced, "LAST", 0)
     p = A6K3[None]
     x = balanced.cube(p, p[:, None, :][:, :0], torch.tensor([True]), torch.tensor(7), False, 40_000)
     joint, expected = x.mT @ x / 40_000, Pivotal(A6K3, order="given").joint_probs()
@@ -189,3 +190,65 @@ def test_balanced_samples_compile():
 def test_errors_of_balanced_designs(error, match, call):
     with pytest.raises(error, match=match):
         call()
+
+
+def test_budgets_are_spent_on_average_and_never_missed_by_more_than_a_cost():
+    """Inclusions within 4.5 standard errors; every cost within the largest, and closer than with `Pivotal`."""
+    theta, costs = scores(2, 40), scores(40, seed=1).exp()
+    budget = torch.tensor([9.0, 20.0], dtype=torch.float64)
+    design = Budgeted(theta, budget, costs=costs)
+    torch.testing.assert_close(design.mean @ costs, budget, rtol=1e-12, atol=0)
+    torch.testing.assert_close(design.mean, khot.sigmoid_topk(theta, budget, costs=costs))
+    x = design.sample((3000,), generator=generator())
+    p, spent = design.mean, x @ costs
+    assert ((x.mean(0) - p).abs() <= 4.5 * (p * (1 - p) / 3000).sqrt()).all()
+    assert (spent - budget).abs().max() <= costs.max()
+    assert (x.sum(-1) - p.sum(-1)).abs().max() < 1
+    free = khot.designs.Pivotal(p, p.sum(-1)).sample((3000,), generator=generator()) @ costs
+    assert ((spent - budget).std(0) < 0.75 * (free - budget).std(0)).all()
+    assert (free - budget).abs().max() > costs.max(), "without balance the bound does not hold"
+
+
+def test_budgeted_samples_learn():
+    theta, costs = scores(6).requires_grad_(), torch.arange(1.0, 7.0, dtype=torch.float64).requires_grad_()
+    y = khot.estimators.straight_through_sample(Budgeted(theta, 8.0, costs=costs), (50,), generator=generator())
+    slopes = torch.autograd.grad((y * scores(6, seed=2)).sum(), (theta, costs))
+    assert all(slope.isfinite().all() and (slope != 0).any() for slope in slopes)
+    assert Budgeted(theta, 8, costs=costs).expand((3,)).sample((2,)).shape == (2, 3, 6)
+
+
+@pytest.mark.parametrize(
+    ("budget", "theta", "spent"),
+    [(0.0, [0.0, 1.0, 2.0], 0.0), (6.0, [0.0, 1.0, 2.0], 6.0), (3.0, [0.0, -torch.inf, torch.inf], 3.0)],
+)
+def test_budgets_that_leave_no_choice(budget, theta, spent):
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        design = Budgeted(torch.tensor(theta, dtype=dtype), budget, costs=torch.tensor([1.0, 2.0, 3.0], dtype=dtype))
+        x = design.sample((20,), generator=generator())
+        assert ((x.float() @ torch.tensor([1.0, 2.0, 3.0]) - spent).abs() <= 1e-6).all()
+    one = Budgeted(torch.zeros(1), 1.0, costs=torch.tensor([2.0])).sample((400,), generator=generator())
+    assert 0.35 < one.mean() < 0.65
+
+
+def test_errors_of_budgets():
+    for costs in ([1.0, 0.0], [1.0, -1.0], [1.0, torch.nan]):
+        with pytest.raises(ValueError, match="`costs` must be finite and > 0"):
+            Budgeted(torch.zeros(2), 1.0, costs=torch.tensor(costs))
+    for budget in (torch.tensor(4.0), torch.tensor(-1.0)):
+        with pytest.raises(ValueError, match="`budget` must satisfy 0 ≤ budget ≤ 3"):
+            Budgeted(torch.zeros(2), budget, costs=torch.tensor([1.0, 2.0]))
+    with pytest.raises(ValueError, match=r"`k` must|`costs`|`budget`"):
+        Budgeted(torch.zeros(2), 4.0, costs=torch.tensor([1.0, 2.0]))
+    with pytest.raises(ValueError, match="NaN"):
+        Budgeted(torch.tensor([torch.nan, 0.0]), 1.0, costs=torch.tensor([1.0, 2.0]))
+
+
+def test_items_that_wait_for_the_end_balance_better(monkeypatch):
+    """A tree alone hands its extreme items to the root: errors were 1.14 to 1.35 times those of R's `samplecube`."""
+    p, z = khot.sigmoid_topk(0.5 * scores(300), 60), scores(300, 1, seed=5).exp()
+    spread = []
+    for waiting in (balanced.LAST, 0):
+        monkeypatch.setattr(balanced, "LAST", waiting)
+        x = Cube(p, balance=z).sample((800,), generator=generator())
+        spread.append(float((khot.horvitz_thompson(z[:, 0], x, p) / z.sum() - 1).square().mean().sqrt()))
+    assert spread[0] < 0.92 * spread[1]

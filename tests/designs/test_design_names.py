@@ -9,13 +9,13 @@ import khot
 DOCUMENTED = {
     "designs": {
         *("Design", "Pivotal", "Systematic", "ConditionalPoisson", "Sampford", "Brewer", "Pareto", "PlackettLuce"),
-        *("KHotStraightThrough", "RelaxedKHot", "SampledRows", "Cube", "LocalPivotal", "spatial_order"),
+        *("KHotStraightThrough", "RelaxedKHot", "SampledRows", "Budgeted", "Cube", "LocalPivotal", "spatial_order"),
         *("sample_file", "sample_parts"),
     },
     "estimators": {
         *("straight_through_sample", "simple", "relaxed", "xie_ermon", "stochastic_times_smooth"),
         *("imle", "AdaptiveStep", "score_function", "rloo", "minimum_variance_baseline"),
-        *("taylor_control_variate", "reinmax", "distinct_subsets", "over_samples", "rebar"),
+        *("taylor_control_variate", "reinmax", "distinct_subsets", "over_samples", "rebar", "unordered_set"),
     },
     "constraints": {"capped_simplex", "k_hot", "SigmoidTopKTransform", "CappedSimplexTransform"},
     "metrics": {"chamfer_cosine"},

@@ -119,6 +119,18 @@ def test_rebar_has_no_bias(scale):
     assert abs(rows.mean() - truth) < 4.5 * rows.std() / 20_000**0.5
 
 
+def test_rebar_is_biased_if_its_second_noise_has_no_gradient(monkeypatch):
+    """The control of the test above: the same 20,000 rows find it."""
+    right = estimators._control._drawn_given
+    monkeypatch.setattr(estimators._control, "_drawn_given", lambda *given: right(*given).detach())
+    theta = THETA.expand(20_000, 5).clone().requires_grad_()
+    rows = estimators.rebar(PlackettLuce(logits=theta, k=2), objective, per_row=True, generator=generator())
+    (each,) = torch.autograd.grad(rows.sum(), theta)
+    one = THETA.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(exact(PlackettLuce(logits=one, k=2)), one)
+    assert ((each.mean(0) - expected).abs() > 4.5 * each.std(0) / 20_000**0.5).any()
+
+
 def test_rebar_has_less_variance_where_soft_samples_are_like_hard_ones():
     """For a smooth objective; for one that oscillates between hard samples it has more."""
     theta = THETA.expand(20_000, 5).clone().requires_grad_()

@@ -5,7 +5,9 @@ Both move a point φ, at first π, inside the unit cube. Each move keeps its mea
 The cube method moves along directions u with Σ_i z_i u_i/π_i = 0, so that Σ_{drawn} z_i/π_i keeps its value Σ z_i. Of
 p + 1 open entries there is always such a direction; with one variable, z = π, the move is the duel of pivotal sampling.
 The entries are in blocks of 2p. When p of a block are left open it meets its neighbour: a tree, all of whose blocks on
-a level move at the same time. At the root up to p entries are open, and the last variable is given up; then the next.
+a level move at the same time. A tree hands the most unusual entries up to its root, where they would decide the error.
+So some entries wait, and meet them there one after the other, as all do in the method of Chauvet and Tillé. In the end
+up to p entries are open, and the last variable is given up; then the next.
 """
 
 import math

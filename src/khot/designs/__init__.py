@@ -1,6 +1,6 @@
 """Laws of k-hot vectors with given inclusion probabilities, as torch.distributions."""
 
-from ._balanced import Cube, LocalPivotal, spatial_order
+from ._balanced import Budgeted, Cube, LocalPivotal, spatial_order
 from ._design import Design
 from ._file import sample_file
 from ._high_entropy import Brewer, ConditionalPoisson, Pareto, Sampford
@@ -17,5 +17,5 @@ from ._sample import sample_khot as sample_khot
 from ._sample import sample_relaxed_khot as sample_relaxed_khot
 
 __all__ = ["Brewer", "ConditionalPoisson", "Design", "Pareto", "Pivotal", "PlackettLuce", "Sampford", "Systematic"]
-__all__ += ["Cube", "LocalPivotal", "spatial_order"]
+__all__ += ["Budgeted", "Cube", "LocalPivotal", "spatial_order"]
 __all__ += ["KHotStraightThrough", "RelaxedKHot", "SampledRows", "sample_file", "sample_parts"]

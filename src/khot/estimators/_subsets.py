@@ -64,9 +64,9 @@ def unordered_set(
 
     Of all subsets s, a set S of `num_samples` is drawn one by one ∝ p, without replacement (Gumbel top-k), and
     `ĝ = Σ_S ∇p(s) R(S, s) [f(s) − Σ_S p(s') R(S, s, s') f(s')]`. R(S, s) = P(S | s is drawn first)/P(S), and
-    R(S, s, s') is the same for s' if there were no s. With k = 1 it is an expectation over one of n items. The number of subsets must
-    be small (100,000), as they are enumerated. Reference: Kool, van Hoof and Welling, "Estimating gradients for
-    discrete random variables by sampling without replacement" (2020).
+    R(S, s, s') is the same for s' if there were no s. With k = 1 it is an expectation over one of n items.
+    The number of subsets must be small (100,000), as they are enumerated. Reference: Kool, van Hoof and Welling,
+    "Estimating gradients for discrete random variables by sampling without replacement" (2020).
 
     Args:
         design, fn, per_row, generator: as for `distinct_subsets`, and so is what it returns.
