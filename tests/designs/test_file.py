@@ -96,7 +96,10 @@ def test_errors(tmp_path):
         with pytest.raises(kind, match=message):
             sample_file(Systematic, saved(tmp_path, values), chunk=2, dtype=dtype)
     bare = tmp_path / "bare"
-    bare.write_bytes(bytes(13))
+    for size in (0, 13):
+        bare.write_bytes(bytes(size))
+        with pytest.raises(ValueError, match=r"whole \.npy file.*got another file"):
+            sample_file(Systematic, bare)
     with pytest.raises(ValueError, match="positive multiple of 4 bytes; got 13"):
         sample_file(Systematic, bare, dtype=torch.float32)
 
@@ -108,6 +111,10 @@ def test_a_file_that_changes_is_noticed(tmp_path):
     saved(tmp_path, np.full(40, 0.5))
     with pytest.raises(ValueError, match="must not change while it is read; numbers from 8 on"):
         next(draws)
+    draws = sample_file(GIVEN, path, chunk=8)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(ValueError, match="ends before 40 numbers"):
+        list(draws)
 
 
 PEAK = r"""

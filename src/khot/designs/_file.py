@@ -33,7 +33,7 @@ def sample_file(
     Args:
         design: `Systematic`, or `functools.partial(Pivotal, order="given")`.
         path: a .npy file with one dimension; or, with `dtype`, the bare numbers one after the other.
-        k: how many; by default the nearest integer to the sum. Their sum is k, up to rounding.
+        k: how many; by default the nearest integer to the sum. The numbers must sum to it, up to rounding.
         dtype: float16, float32 or float64, of torch or numpy, if the file has no header.
         chunk: how many probabilities to read at a time, a power of two. The sample does not depend on it.
         generator: where the seed comes from; torch's own if None.
@@ -88,10 +88,13 @@ def _layout(path: Path, dtype: Any) -> tuple[np.dtype[Any], int, int]:
     """Return the dtype of the numbers in a file, where they begin, and how many there are; raise if it has others."""
     size = path.stat().st_size
     if dtype is None:
-        header = np.load(path, mmap_mode="r", allow_pickle=False)  # maps the numbers, and reads none
+        wanted = f"{path.name} must be a whole .npy file with one dimension, or `dtype` must be given"
+        try:
+            header = np.load(path, mmap_mode="r", allow_pickle=False)  # maps the numbers, and reads none
+        except (ValueError, EOFError) as problem:
+            raise ValueError(f"{wanted}; got another file.") from problem
         if not isinstance(header, np.memmap) or header.ndim != 1:
-            got = getattr(header, "shape", "several arrays")
-            raise ValueError(f"{path.name} must be a .npy file with one dimension, or give `dtype`; got {got}.")
+            raise ValueError(f"{wanted}; got {getattr(header, 'shape', 'several arrays')}.")
         number, offset = header.dtype, header.offset
     else:
         number, offset = np.dtype(str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype), 0
@@ -110,6 +113,8 @@ def _chunks(path: Path, number: np.dtype[Any], offset: int, n: int, chunk: int) 
         file.seek(offset)
         for start in range(0, n, chunk):
             values = np.fromfile(file, number, min(chunk, n - start))
+            if len(values) < min(chunk, n - start):
+                raise ValueError(f"{path.name} must not change while it is read; it ends before {n} numbers.")
             yield start, torch.from_numpy(values.astype(number.newbyteorder("="), copy=False))
 
 
