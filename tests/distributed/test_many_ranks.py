@@ -11,14 +11,14 @@ HERE = Path(__file__).parent
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 
-def job(world, module, cases, *, is_fault=False):
-    seconds, limit = (6.0, 30.0) if is_fault else (40.0, 90.0)
+def job(world, module, cases, *, is_fault=False, limit=None):
+    seconds, usual = (6.0, 30.0) if is_fault else (40.0, 90.0)
     return {
         "world": world,
         "module": module,
         "cases": cases.split(),
         "seconds": seconds,
-        "limit": limit,
+        "limit": limit or usual,
         "is_fault": is_fault,
     }
 
@@ -56,7 +56,7 @@ JOBS = {
     "four-sae": job(4, "sae_cases", "tokens_and_latents_divided"),
     "two-training": job(2, "training_cases", TRAINING),
     "four-training": job(4, "training_cases", "weights_of_one_process resumed_at_other_numbers_of_processes"),
-    **{name: job(2, "training_cases", name, is_fault=True) for name in RUNS.split()},
+    **{name: job(2, "training_cases", name, is_fault=True, limit=80.0) for name in RUNS.split()},
     "vote": job(2, "fault_cases", "out_of_step_by_one_turn"),
     **{name: job(2, "fault_cases", name, is_fault=True) for name in (*FAULTS.split(), "vote_that_is_not_sent")},
 }
