@@ -33,6 +33,7 @@ LAYERS += " sparsifiers_under_ddp budgets_over_fsdp_parameters experts_divided_o
 SAE = "latents_divided autoencoders_under_fsdp"
 TRAINING = "weights_of_one_process one_process_differs nobody_goes_on_alone"
 RUNS = "a_run_whose_process_is_killed a_run_whose_process_raises a_run_whose_writer_is_killed"
+RUNS += " a_run_whose_process_is_killed_before a_run_whose_process_is_killed_after_the_last_step"
 FAULTS = "killed_before killed_between_rounds killed_between_forward_and_backward raises_and_ends sleeps"
 JOBS = {
     "two": job(2, "solver_cases", f"{SOLVER} family_float32_even derivatives compiled"),

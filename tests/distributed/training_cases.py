@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 import warnings
 from pathlib import Path
 
@@ -149,6 +150,20 @@ def _fails(at_step, fault):
 
 def a_run_whose_process_is_killed():
     _fails(7, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def a_run_whose_process_is_killed_after_the_last_step():
+    _fails(20, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def a_run_whose_process_is_killed_before():
+    activations()
+    if is_victim():
+        time.sleep(1)  # until the other one is past the meeting too
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(RuntimeError):
+        run("run", dist.group.WORLD)
+    assert not Path("run").exists()
 
 
 def a_run_whose_process_raises():
