@@ -68,7 +68,7 @@ def results(tmp_path_factory):
     """What every process said of every case, by job."""
     root = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, str(HERE / "launcher.py"), str(root), json.dumps(JOBS)]
-    subprocess.run(command, timeout=600, check=True, capture_output=True, cwd=HERE)
+    subprocess.run(command, timeout=1200, check=True, capture_output=True, cwd=HERE)
     said = {}
     for name, each in JOBS.items():
         said[name] = []
