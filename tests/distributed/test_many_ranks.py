@@ -11,14 +11,14 @@ HERE = Path(__file__).parent
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 
-def job(world, module, cases, *, is_fault=False):
-    seconds, limit = (6.0, 30.0) if is_fault else (60.0, 200.0)
+def job(world, module, cases, *, is_fault=False, limit=None):
+    seconds, usual = (6.0, 30.0) if is_fault else (60.0, 200.0)
     return {
         "world": world,
         "module": module,
         "cases": cases.split(),
         "seconds": seconds,
-        "limit": limit,
+        "limit": limit or usual,
         "is_fault": is_fault,
     }
 
@@ -34,6 +34,7 @@ LAYERS += " sparsifiers_under_ddp budgets_over_fsdp_parameters experts_divided_o
 SAE = "latents_divided autoencoders_under_fsdp"
 TRAINING = "weights_of_one_process one_process_differs nobody_goes_on_alone"
 RUNS = "a_run_whose_process_is_killed a_run_whose_process_raises a_run_whose_writer_is_killed"
+RUNS += " a_run_whose_process_is_killed_before a_run_whose_process_is_killed_after_the_last_step"
 FAULTS = "killed_before killed_between_rounds killed_between_forward_and_backward raises_and_ends sleeps"
 JOBS = {
     "two": job(2, "solver_cases", f"{SOLVER} family_float32_even derivatives"),
@@ -63,7 +64,7 @@ JOBS = {
     "four-sae": job(4, "sae_cases", "tokens_and_latents_divided"),
     "two-training": job(2, "training_cases", TRAINING),
     "four-training": job(4, "training_cases", "weights_of_one_process resumed_at_other_numbers_of_processes"),
-    **{name: job(2, "training_cases", name, is_fault=True) for name in RUNS.split()},
+    **{name: job(2, "training_cases", name, is_fault=True, limit=80.0) for name in RUNS.split()},
     "vote": job(2, "fault_cases", "out_of_step_by_one_turn"),
     **{name: job(2, "fault_cases", name, is_fault=True) for name in (*FAULTS.split(), "vote_that_is_not_sent")},
 }
@@ -74,7 +75,7 @@ def results(tmp_path_factory):
     """What every process said of every case, by job."""
     root = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, str(HERE / "launcher.py"), str(root), json.dumps(JOBS)]
-    subprocess.run(command, timeout=900, check=True, capture_output=True, cwd=HERE)
+    subprocess.run(command, timeout=1200, check=True, capture_output=True, cwd=HERE)
     said = {}
     for name, each in JOBS.items():
         said[name] = []
