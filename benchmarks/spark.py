@@ -117,7 +117,8 @@ def counts_table(rows: list[Any]) -> str:
         ]
         for row in rows
     ]
-    return markdown_table(["scores", "n", "k", "kept (± sd)", "share", "two Newton steps", "with `exact`"], lines) + "\n"
+    heading = ["scores", "n", "k", "kept (± sd)", "share", "two Newton steps", "with `exact`"]
+    return markdown_table(heading, lines) + "\n"
 
 
 def sure(row: Any) -> str:
