@@ -2,11 +2,11 @@
 
     python -m benchmarks.spark [TEXT]
 
-Four parts, each with a CSV in results/ and a table in docs/tables/. `spark-counts`: entries kept of 8 %, by
+Three parts, each with a CSV in results/ and a table in docs/tables/. `spark-counts`: entries kept of 8 %, by
 distribution. `spark-model`: character models of two layers whose FFNs have different gates, three seeds, on a text
-(default: examples/shakespeare.txt). `spark-longer`: some of them, trained three times as long. `spark-speed`: the
-operator beside torch.topk and torch.sigmoid, and a decoding step of SparkFFN and SparkAttention beside dense layers,
-one thread, interleaved, medians. `--part NAME` runs one of them. About a quarter of an hour.
+(default: examples/shakespeare.txt). `spark-speed`: the operator beside torch.topk and torch.sigmoid, and a decoding
+step of SparkFFN and SparkAttention beside dense layers, one thread, interleaved, medians. `--part NAME` runs one of
+them. About ten minutes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ class Plan(NamedTuple):
     rows: int = 2000
     seeds: tuple[int, ...] = (0, 1, 2)
     steps: int = 300
-    longer: int = 900
     sizes: tuple[int, ...] = (10**3, 10**4, 10**5, 10**6)
     layers: int = 8
     rounds: int = 41
@@ -48,7 +47,7 @@ class Plan(NamedTuple):
     keys: int = 16384
 
 
-QUICK = Plan(rows=20, seeds=(0,), steps=3, longer=4, sizes=(1000,), layers=2, rounds=3, width=64, keys=256)
+QUICK = Plan(rows=20, seeds=(0,), steps=3, sizes=(1000,), layers=2, rounds=3, width=64, keys=256)
 
 
 # ── how many entries are kept ────────────────────────────────────────────────────────────────────────────────────────
@@ -118,9 +117,8 @@ def counts_table(rows: list[Any]) -> str:
         ]
         for row in rows
     ]
-    return (
-        markdown_table(["scores", "n", "k", "kept (± sd)", "share", "two Newton steps", "with `exact`"], lines) + "\n"
-    )
+    heading = ["scores", "n", "k", "kept (± sd)", "share", "two Newton steps", "with `exact`"]
+    return markdown_table(heading, lines) + "\n"
 
 
 def sure(row: Any) -> str:
@@ -154,7 +152,6 @@ GATES: dict[str, Callable[[Tensor, int], Tensor] | None] = {
     "statistical top-k": lambda x, k: gelu(khot.statistical_topk(x, k)),
     "σ_k": sigma,
     "Spark FFN": None,
-    "Spark FFN, learned projection": None,
 }
 
 
@@ -180,11 +177,8 @@ def ffn(gate: str) -> nn.Module:
     fn = GATES[gate]
     if fn is not None:
         return Gated(fn)
-    # As many parameters: 2·d·n of the plain form, 2·d·n + r·(d + n) with a projection to r.
-    project, r = gate.endswith("projection"), WIDTH // 2
-    size = 3 * WIDTH * NEURONS
-    wide = (size - r * WIDTH) // (2 * WIDTH + r) if project else size // (2 * WIDTH)
-    return SparkFFN(WIDTH, wide, round(SHARE * wide), r, project=project)
+    wide = NEURONS * 3 // 2  # as many parameters
+    return SparkFFN(WIDTH, wide, round(SHARE * wide))
 
 
 class Language(nn.Module):
@@ -237,16 +231,13 @@ def learn(ids: Tensor, symbols: int, gate: str, seed: int, steps: int) -> Loss:
     return Loss(gate, seed, size, float(loss), *densities, seconds)
 
 
-LONGER = ("GELU, dense", "σ_k", "Spark FFN", "Spark FFN, learned projection")
-
-
-def models(plan: Plan, text: Path, *, longer: bool = False) -> Iterator[Loss]:
+def models(plan: Plan, text: Path) -> Iterator[Loss]:
     characters = text.read_text(encoding="utf-8")
     alphabet = sorted(set(characters))
     ids = torch.tensor([alphabet.index(c) for c in characters])
-    for gate in LONGER if longer else GATES:
+    for gate in GATES:
         for seed in plan.seeds:
-            yield learn(ids, len(alphabet), gate, seed, plan.longer if longer else plan.steps)
+            yield learn(ids, len(alphabet), gate, seed, plan.steps)
 
 
 def models_table(rows: list[Any]) -> str:
@@ -358,7 +349,6 @@ def speeds_table(rows: list[Any]) -> str:
 PARTS: dict[str, tuple[Callable[..., Iterator[Any]], Callable[[list[Any]], str]]] = {
     "spark-counts": (lambda plan, text: counts(plan), counts_table),
     "spark-model": (models, models_table),
-    "spark-longer": (partial(models, longer=True), models_table),
     "spark-speed": (lambda plan, text: speeds(plan), speeds_table),
 }
 

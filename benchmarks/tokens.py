@@ -25,26 +25,14 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks import common
 from benchmarks.rivals.tokens import dtopk
-from benchmarks.style import BLUE, GREEN, GREY, ORANGE, PINK, YELLOW, styled
+from benchmarks.style import BLUE, GOLD, GREEN, GREY, ORANGE, PINK, SKY, YELLOW, styled
 from khot import hard_topk, straight_through
 from khot.bench import markdown_table
 from khot.nn import TokenBudget, TokenPruner
 from khot.nn.tokens import weighted_attention
 
 WIDTH, HEADS, STAGES = 32, 2, 3
-SHARES = (0.25, 0.125)
 RATE, COUNT_RATE, BATCH = 3e-3, 3e-2, 64
-
-
-class Plan(NamedTuple):
-    """How much to do."""
-
-    seeds: tuple[int, ...] = tuple(range(5))
-    steps: tuple[int, ...] = (600, 400)  # for each problem
-    shares: tuple[float, ...] = SHARES
-
-
-QUICK = Plan(seeds=(0,), steps=(5, 5), shares=(0.25,))
 
 
 class Row(NamedTuple):
@@ -100,7 +88,28 @@ def digits(seed: int) -> Data:
     return Data(x[order[:cut]], y[order[:cut]], x[order[cut:]], y[order[cut:]], 10)
 
 
-PROBLEMS: dict[str, Callable[[int], Data]] = {"find 4 of 32": find, "digits, 16 patches": digits}
+class Problem(NamedTuple):
+    """What to learn, and how much of it to do."""
+
+    data: Callable[[int], Data]
+    steps: int
+    shares: tuple[float, ...]
+    methods: tuple[str, ...]
+    seeds: range = range(5)
+
+    def quick(self) -> Problem:
+        """Return little of it."""
+        return self._replace(steps=5, shares=(0.25,), seeds=range(1))
+
+
+DIGITS, WARM = "digits, 16 patches", "σ_k, learned counts, T = 2"
+USUAL = ("all tokens", "σ_k, learned counts", "hard-STE", "DTop-K", "attention score", "random")
+LONGER = ("σ_k, learned counts", WARM, "hard-STE")
+PROBLEMS = {
+    "find 4 of 32": Problem(find, 600, (0.25, 0.125), USUAL),
+    "find 4 of 32, 1000 steps": Problem(find, 1000, (0.25, 0.125), LONGER, range(10, 15)),
+    DIGITS: Problem(digits, 400, (0.5, 0.25, 0.125), (*USUAL, "σ_k, equal counts")),
+}
 
 
 class Block(nn.Module):
@@ -157,6 +166,7 @@ class Chooser(nn.Module):
     """What the methods share: how many tokens each stage keeps if nothing is learned, and a linear score."""
 
     attends = False
+    temperature = 1.0  # of σ_k
 
     def __init__(self, n: int, share: float) -> None:
         super().__init__()
@@ -164,7 +174,7 @@ class Chooser(nn.Module):
         self.special = torch.arange(n + 1) == 0
         self.scores = nn.ModuleList(nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 1)) for _ in range(STAGES))
         self.budget = TokenBudget(STAGES, share, least=1 / n)
-        self.pruner = TokenPruner()
+        self.pruner = TokenPruner(temperature=self.temperature)
 
     def counts(self) -> Tensor:
         """Return how many tokens each stage keeps, (stages,): as many in each."""
@@ -184,17 +194,27 @@ class Chooser(nn.Module):
         return hard_topk(scores, torch.minimum(self.counts()[stage] + 1, mask.sum(-1)))
 
 
-class Sigma(Chooser):
+class Equal(Chooser):
+    """σ_k with equal counts; hard forward."""
+
+    def forward(self, stage: int, h: Tensor, attention: Tensor | None, mask: Tensor) -> Tensor:
+        """Return the weights of tokens, (batch, n)."""
+        k = self.counts()[stage].expand(len(h)) + 1  # and the class token
+        return self.pruner(h, scores=self.linear(stage, h), k=k, mask=mask, special=self.special).weights
+
+
+class Sigma(Equal):
     """σ_k with learned counts; hard forward."""
 
     def counts(self) -> Tensor:
         """Return how many tokens each stage keeps, (stages,), learned."""
         return self.budget(self.n)
 
-    def forward(self, stage: int, h: Tensor, attention: Tensor | None, mask: Tensor) -> Tensor:
-        """Return the weights of tokens, (batch, n)."""
-        k = self.counts()[stage].expand(len(h)) + 1  # and the class token
-        return self.pruner(h, scores=self.linear(stage, h), k=k, mask=mask, special=self.special).weights
+
+class WarmSigma(Sigma):
+    """σ_k with learned counts and a softer gradient."""
+
+    temperature = 2.0
 
 
 class HardSTE(Chooser):
@@ -252,16 +272,18 @@ class Random(Chooser):
 METHODS: dict[str, type[Chooser] | None] = {
     "all tokens": None,
     "σ_k, learned counts": Sigma,
+    "σ_k, equal counts": Equal,
     "hard-STE": HardSTE,
     "DTop-K": DTopK,
     "attention score": AttentionScore,
     "random": Random,
+    WARM: WarmSigma,
 }
-COLOURS = dict(zip(METHODS, (GREY, BLUE, GREEN, ORANGE, PINK, YELLOW), strict=True))
+COLOURS = dict(zip(METHODS, (GREY, BLUE, SKY, GREEN, ORANGE, PINK, YELLOW, GOLD), strict=True))
 
 
 def train(problem: str, method: str, share: float, seed: int, steps: int) -> tuple[Encoder, Row]:
-    data, kind = PROBLEMS[problem](seed), METHODS[method]
+    data, kind = PROBLEMS[problem].data(seed), METHODS[method]
     torch.manual_seed(seed)
     n = data.train.shape[1]
     model = Encoder(data, None if kind is None else kind(n, share))
@@ -289,14 +311,20 @@ def train(problem: str, method: str, share: float, seed: int, steps: int) -> tup
     return model, Row(problem, method, share if kind else 1.0, seed, accuracy, kept, counts, off, seconds)
 
 
-def run(plan: Plan, problems: list[str], done: list[Row]) -> Iterator[Row]:
+def asked(problems: dict[str, Problem]) -> Iterator[tuple[str, str, float, int, int]]:
+    """Yield the arguments of each training."""
+    for name, problem in problems.items():
+        for seed, method in product(problem.seeds, [m for m in METHODS if m in problem.methods]):
+            for share in problem.shares if METHODS[method] else (1.0,):
+                yield name, method, share, seed, problem.steps
+
+
+def run(problems: dict[str, Problem], done: list[Row]) -> Iterator[Row]:
     """Yield a row for each training that is not done."""
     known = {(row.problem, row.method, row.share, row.seed) for row in done}
-    for problem, seed, method in product(problems, plan.seeds, METHODS):
-        steps = plan.steps[list(PROBLEMS).index(problem)]
-        for share in plan.shares if METHODS[method] else (1.0,):
-            if (problem, method, share, seed) not in known:
-                yield train(problem, method, share, seed, steps)[1]
+    for each in asked(problems):
+        if each[:4] not in known:
+            yield train(*each)[1]
 
 
 def read(path: Path) -> list[Row]:
@@ -331,7 +359,7 @@ def report(rows: list[Row]) -> str:
 def example(steps: int) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Return test digits, their predictions and what each block saw, of a training with a learned budget."""
     data = digits(0)
-    model, _ = train("digits, 16 patches", "σ_k, learned counts", 0.25, 0, steps)
+    model, _ = train(DIGITS, "σ_k, learned counts", 0.25, 0, steps)
     with torch.no_grad():
         logits, seen = model(data.test[:6])
     return data.test[:6], logits.argmax(-1), seen
@@ -342,7 +370,7 @@ def figure(rows: list[Row], steps: int) -> Figure:
     """Return accuracy against tokens kept, and below it what the blocks see of six digits."""
     picture = Figure(figsize=(10, 8.6), layout="constrained")
     top, bottom = picture.subfigures(2, 1, height_ratios=(1, 1.05))
-    problems = [problem for problem in PROBLEMS if any(row.problem == problem for row in rows)]
+    problems = [name for name in PROBLEMS if any(r.problem == name and r.method == "random" for r in rows)]
     for axis, problem in zip(top.subplots(1, len(problems), squeeze=False)[0], problems, strict=True):
         for method, colour in COLOURS.items():
             points = {}
@@ -380,19 +408,20 @@ def main() -> int:
     parser.add_argument("--problem", choices=list(PROBLEMS), help="default: all; then only the CSV is written")
     parser.add_argument("--resume", action="store_true", help="go on after the rows of the CSV, such as after Ctrl-C")
     args = parser.parse_args()
-    plan, at = QUICK if args.quick else Plan(), common.places(args)
+    at = common.places(args)
     torch.set_num_threads(1)
-    problems = [args.problem] if args.problem else list(PROBLEMS)
+    chosen = {name: problem for name, problem in PROBLEMS.items() if args.problem in (None, name)}
+    if args.quick:
+        chosen = {name: problem.quick() for name, problem in chosen.items()}
     rows = read(at.results / "tokens.csv") if args.resume else []
-    total = len(problems) * ((len(METHODS) - 1) * len(plan.shares) + 1) * len(plan.seeds)
-    is_interrupted = common.collect(run(plan, problems, list(rows)), rows, total)
+    is_interrupted = common.collect(run(chosen, list(rows)), rows, len(list(asked(chosen))))
     if rows:
         common.write(at.results / "tokens.csv", common.to_csv(rows, digits=6))
         rows = read(at.results / "tokens.csv")
     is_whole = rows and not is_interrupted and not args.problem
     if is_whole:
         common.write_table(at.tables / "tokens.md", report(rows))
-        common.write_picture(at.images / "tokens.svg", figure(rows, plan.steps[1]))
+        common.write_picture(at.images / "tokens.svg", figure(rows, chosen[DIGITS].steps))
     common.show(args, rows, report(rows) if is_whole else "")
     return 130 if is_interrupted else 0
 

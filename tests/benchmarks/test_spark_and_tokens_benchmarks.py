@@ -30,7 +30,7 @@ def test_dtopk_is_its_formula_and_gives_scores_no_gradient():
 
 @pytest.mark.parametrize("problem", tokens.PROBLEMS)
 def test_problems_are_what_they_say(problem):
-    data = tokens.PROBLEMS[problem](0)
+    data = tokens.PROBLEMS[problem].data(0)
     assert data.train.shape[1] == (32 if "32" in problem else 16)
     assert set(data.train_y.tolist()) == set(range(data.classes))
     if "32" in problem:
@@ -69,8 +69,11 @@ def test_the_tables_are_those_of_the_results():
         assert table(rows) == (COMMITTED.tables / f"{name}.md").read_text(encoding="utf-8")
     rows = tokens.read(COMMITTED.results / "tokens.csv")
     assert tokens.report(rows) == (COMMITTED.tables / "tokens.md").read_text(encoding="utf-8")
-    assert len({row.seed for row in rows}) == 5
-    assert all(row.off == 0 for row in rows if row.method == "σ_k, learned counts"), "the total is met exactly"
+    assert {(r.problem, r.method, r.share, r.seed) for r in rows} == {
+        each[:4] for each in tokens.asked(tokens.PROBLEMS)
+    }
+    assert all(len(problem.seeds) == 5 for problem in tokens.PROBLEMS.values())
+    assert all(row.off == 0 for row in rows if row.method.startswith("σ_k")), "the total is met exactly"
     rows = read_rows(COMMITTED.results / "tokens_minilm.csv")
     assert tokens_minilm.report(rows) == (COMMITTED.tables / "tokens-minilm.md").read_text(encoding="utf-8")
 

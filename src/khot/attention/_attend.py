@@ -203,7 +203,8 @@ class _Call(NamedTuple):
     @torch.no_grad()
     def delta(self) -> Tensor:
         """Return how much scores may be off by rounding, (B, R) float64."""
-        return self.slack * self.q.double().norm(dim=-1) * self.largest.double().unsqueeze(-1)
+        length: Tensor = self.q.double().norm(dim=-1)
+        return self.slack * length * self.largest.double().unsqueeze(-1)
 
     def values(self, v: Tensor) -> Tensor:
         """Check the values, and return them as (B, n, e)."""
@@ -284,8 +285,8 @@ def _search(
     if values is None or not (torch.is_grad_enabled() and values.requires_grad):
         by_kernel = cells.native(call.q.detach(), values, call.mask, epsilon, slack=call.slack, head=head)
         if by_kernel is not None:
-            output, *numbers = by_kernel
-            return output, Certificate(*numbers, None)
+            output, k, bound, scored, is_refused = by_kernel
+            return output, Certificate(k, bound, scored, is_refused, None)
     values = call.q.new_ones(len(call.q), call.n, 1) if values is None else values
     many, found, delta = call.q.shape[1], _blank(call), call.delta()
     output = values.new_zeros(*call.q.shape[:2], values.shape[-1])

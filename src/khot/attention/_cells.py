@@ -200,13 +200,22 @@ class KeyCells:
         has = positions >= 0
         return (q @ self._keys[b, : self.used].flatten(0, 1).mT)[:, has], positions[has]
 
-    def native(self, q: Tensor, *more: Any, **options: Any) -> tuple[Any, ...] | None:
-        """Return what `kernels.cpu.attend` finds for q and more of its arguments; None if it does not serve them."""
+    def native(
+        self,
+        q: Tensor,
+        values: Tensor | None,
+        mask: Tensor | None,
+        epsilon: Tensor,
+        *,
+        slack: float,
+        head: Tensor | None,
+    ) -> tuple[Any, ...] | None:
+        """Return what `kernels.cpu.attend` finds; None if it does not serve these cells and queries."""
         if type(self._stats) is not Ball or not cpu.serves(q):
             return None
         parts = (self._keys, self._centre, *self._stats, self._index, self._counts)
-        bounded, limit = self.used - int(self._is_behind), int(self.limit * self.used)
-        return cpu.attend(q, parts, *more, self._largest, used=self.used, bounded=bounded, limit=limit, **options)
+        sizes = {"used": self.used, "bounded": self.used - int(self._is_behind), "limit": int(self.limit * self.used)}
+        return cpu.attend(q, parts, values, mask, epsilon, self._largest, slack=slack, head=head, **sizes)
 
     def search(self, q: Tensor, epsilon: Tensor, allowed: Tensor | None, delta: Tensor) -> Group | None:
         """Return the rows that are certified; those that are missing are refused.
