@@ -64,6 +64,7 @@ class Plan(NamedTuple):
 
 QUICK = Plan(seeds=(0,), runs=(10,), steps=4, spent=40, genomes=tuple(GENOMES[::25]), rows=100)
 BATCH, RATE, SCORE_RATE = 64, 0.01, 0.03
+WARM = 0.3  # of the steps, in which all operations are drawn alike and θ does not learn
 
 
 def _conv(size: int, groups: int) -> nn.Module:
@@ -238,9 +239,10 @@ def by_choice(selector: selectors.Selector, rule: Any, branches: int) -> Callabl
 
 
 def by_log_prob(known: Data, seed: int, spent: int, limit: float, knob: float) -> Genome:
-    """Draw networks: weights learn from the loss, θ by the score function, from a third of the steps on.
+    """Draw networks: weights learn from the loss, and θ by the score function, after a start.
 
-    The baseline is a running mean of the loss. With a budget the Sparsifier draws, within it on average.
+    The baseline is a running mean of the loss. With a budget the Sparsifier draws, within it on average; the budget
+    begins to fall when θ begins to learn.
     """
     model, found = mixed(selector=selectors.drawn)
     generator = torch.Generator().manual_seed(seed)
@@ -260,7 +262,7 @@ def by_log_prob(known: Data, seed: int, spent: int, limit: float, knob: float) -
         loss = batches.loss(model)
         value = float(loss.detach())
         mean = mean or value
-        if step >= 0.3 * spent:
+        if step >= WARM * spent:
             loss = loss + (value / mean - 1) * sum(choice.log_prob() for choice in found)
         loss.backward()
         mean = 0.95 * mean + 0.05 * value
@@ -332,6 +334,7 @@ def search_all(plan: Plan, table: dict[str, float]) -> Iterator[Row]:
 
 CHARGES, BEGINS = (0.0, 1e-5, 1e-4), (0.0, 0.3, 0.6)
 KNOBS = {name: CHARGES if "DARTS" in name or name == "RARTS" else BEGINS for name in list(SEARCHES)[1:]}
+KNOBS["Choice, drawn"] = (WARM,)
 """With a budget: the weight of the expected cost in the loss, or when the budget begins to fall."""
 
 
