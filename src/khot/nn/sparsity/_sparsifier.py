@@ -44,7 +44,7 @@ class Sparsifier:
         score: what makes an item worth keeping: `magnitude`, `learned`, `magnitude_times_learned`,
             `gradient_growth(…)` or a `Score` of your own. If None: `magnitude`, for `choices` their own `learned`.
         mask: the mask in training: `soft`, `straight_through`, `sampled` or `hard`. If None: `soft`, but
-            `straight_through` for `channels` and `heads`, since a norm undoes the scale of a soft mask.
+            `straight_through` for `channels` and `heads`, where soft masks did worse.
         gradient: what reaches a weight itself: `masked_gradient`, `soft_gradient`, `dense_gradient` or
             `best_gradient(extra)`.
         density_schedule: the way of the budget from everything to `budget`, a shape of `khot.nn.schedules`.
