@@ -1,8 +1,8 @@
 """Prune a convolutional network to a quarter of its FLOPs, and remove the channels that it no longer needs.
 
 One budget over all layers, counted in floating-point operations, is held at every step of training. At the end the
-layers are really smaller. Compare with half the widths, which costs about as much: on these small images the two are
-equally good. It needs '.[sklearn]', and takes about ten seconds.
+layers are really smaller. Compare with half the widths, which costs about as much: on these small images that is as
+good or better. It needs '.[sklearn]', and takes about ten seconds.
 """
 
 from collections.abc import Callable

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import khot
 from khot._math import budgets
 from khot.nn import Choice, perturbation_scores, selectors, sparsity
 from khot.nn.sparsity import Sparsifier
@@ -157,3 +158,39 @@ def test_greedy_takes_by_falling_score_what_fits(seed):
     order = x.argsort(descending=True).tolist()
     count = next(c for c in itertools.count() if not bool(taken[order[c]]))
     assert float(charge(torch.zeros(12).double().index_fill(0, torch.tensor(order[: count + 1]), 1.0))) > 40
+
+
+@pytest.mark.parametrize("has_budget", [False, True])
+def test_log_prob_gives_the_gradient_of_the_expected_loss(has_budget):
+    """By enumeration: Σ p·f·∇log p over all pairs of operations is ∇E f."""
+    torch.manual_seed(0)
+    costs = [[1, 2, 3], [1, 4, 2]]
+    found = [Choice([nn.Identity(), nn.ReLU(), nn.Tanh()], costs=c, selector=selectors.drawn).double() for c in costs]
+    model, f = nn.Sequential(*found), torch.randn(3, 3, dtype=torch.float64)
+    for choice in found:
+        nn.init.normal_(choice.scores)
+    if has_budget:
+        flat = khot.nn.schedules.between(khot.nn.schedules.linear, 0, 0)
+        how = {"units": sparsity.choices, "mask": sparsity.drawn, "density_schedule": flat, "freeze": 1.0}
+        Sparsifier(model, 4, steps=10, **how)
+    model(torch.ones(2, dtype=torch.float64))
+    assert all(choice.scores.grad is None for choice in found)
+    first, second = (choice.given.probs() if has_budget else choice.soft_mask() for choice in found)
+    if has_budget:
+        spent = (torch.cat([first, second]).detach() * torch.tensor(costs).flatten()).sum()
+        assert float(spent) <= 4 + 1e-6
+    expected = torch.autograd.grad((first[:, None] * second * f).sum(), [c.scores for c in found], retain_graph=True)
+    total = 0.0
+    for i, j in itertools.product(range(3), repeat=2):
+        found[0].last, found[1].last = i, j
+        weight = float(first[i].detach() * second[j].detach() * f[i, j])
+        total = total + weight * (found[0].log_prob() + found[1].log_prob())
+    for one, other in zip(torch.autograd.grad(total, [c.scores for c in found]), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+
+
+def test_log_prob_needs_one_operation_that_was_drawn():
+    for k in (1, 2):
+        choice = Choice([nn.Identity(), nn.ReLU(), nn.Tanh()], k, selector=selectors.drawn)
+        with pytest.raises(ValueError, match=f"must follow a call of a Choice with k = 1; got k = {k}"):
+            choice.log_prob()

@@ -17,7 +17,7 @@ PUBLIC = {
     },
     "nn.sparsity": {
         *("Flops", "Group", "Known", "Latency", "Masked", "Problem", "Report", "Row", "Score", "Sparsifier"),
-        "PrunedAttention",
+        *("PrunedAttention", "drawn"),
         *("best_gradient", "blocks", "by_erdos_renyi", "by_layer", "channels", "choices", "columns", "combine"),
         *("dense_gradient", "globally", "gradient_growth", "hard", "heads", "learned", "magnitude", "n_of_m"),
         *("magnitude_times_learned", "masked_gradient", "parameters", "prunable", "rows", "sampled", "soft"),
@@ -36,7 +36,7 @@ PUBLIC = {
         *("PrunedTokens", "TokenBudget", "TokenPruner", "attention_received", "fast_then_slow", "filtering_layers"),
         *("layer_similarity", "weighted_attention"),
     },
-    "nn.selectors": {"Selector", "hard", "sampled", "soft", "straight_through"},
+    "nn.selectors": {"Selector", "drawn", "hard", "sampled", "soft", "straight_through"},
     "nn.schedules": {"Schedule", "between", "cubic", "geometric", "linear"},
 }
 

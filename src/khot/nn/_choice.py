@@ -71,6 +71,8 @@ class Choice(KeepsPrecision):
         """Where the randomness of the selector comes from; torch's own if None."""
         self.given: Tensor | nn.Module | None = None
         """A mask (n,) from outside that is used instead of the own one; or a module that maps ones to it."""
+        self.last: int | None = None
+        """The first operation that the last call applied."""
 
     def mask(self) -> Tensor:
         """Return m (n,): in training that of the selector, drawn anew at each call; in evaluation the hard one."""
@@ -87,6 +89,7 @@ class Choice(KeepsPrecision):
         """Apply the operations that the mask chooses to x; the shape is that of the operations."""
         mask = self.mask()
         is_zero = (mask == 0).tolist()
+        self.last = is_zero.index(False) if False in is_zero else None
         total: Tensor | None = None
         for operation, weight, skip in zip(self.operations, mask.unbind(), is_zero, strict=True):
             if not skip:
@@ -95,6 +98,25 @@ class Choice(KeepsPrecision):
         if total is None:
             raise RuntimeError("The mask of a `Choice` must keep at least one operation; it keeps none.")
         return total
+
+    def log_prob(self) -> Tensor:
+        """Return the log-probability of the operation that was drawn last, differentiable in θ; for k = 1.
+
+        What is not drawn is not computed, so `selectors.sampled` tells θ of the operation alone that was drawn, and
+        not whether others are better. To compare them, draw without a gradient (`selectors.drawn`, or
+        `khot.nn.sparsity.drawn` within a budget), and add `(loss.detach() − baseline)·log_prob()` of all Choices to
+        the loss.
+
+        Examples:
+            >>> choice = khot.nn.Choice([torch.nn.Identity(), torch.nn.ReLU()], selector=khot.nn.selectors.drawn)
+            >>> loss = choice(torch.ones(3)).sum()
+            >>> choice.log_prob()
+            tensor(-0.6931, grad_fn=<SelectBackward0>)
+        """
+        if self.k != 1 or self.last is None:
+            raise ValueError(f"`log_prob` must follow a call of a Choice with k = 1; got k = {self.k}.")
+        probs: Tensor = self.given.probs() if isinstance(self.given, nn.Module) else self.soft_mask()  # type: ignore[operator]
+        return probs.log()[self.last]
 
     def chosen(self, scores: Tensor | None = None) -> list[int]:
         """Return which k operations have the largest scores θ, or the largest of other `scores` (n,)."""

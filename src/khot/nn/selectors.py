@@ -14,7 +14,7 @@ from ..designs import Pivotal, sample_khot
 from ..relaxations import hard_topk, sigmoid_topk
 from ..relaxations import straight_through as straight
 
-__all__ = ["Selector", "hard", "sampled", "soft", "straight_through"]
+__all__ = ["Selector", "drawn", "hard", "sampled", "soft", "straight_through"]
 
 Number = float | Tensor
 
@@ -94,6 +94,23 @@ def soft(
         tensor([0.3006, 0.4392, 0.2603])
     """
     return sigmoid_topk(scores, k, temperature=temperature, group=group)
+
+
+def drawn(
+    scores: Tensor,
+    k: Number,
+    *,
+    temperature: Number = 1.0,
+    generator: Generator | None = None,
+    group: Group = None,
+) -> Tensor:
+    """Draw as `sampled` does, with no gradient: for losses that use the probability of what was drawn.
+
+    Examples:
+        >>> khot.nn.selectors.drawn(torch.tensor([0.3, 0.9, 0.1]), 1, generator=torch.Generator().manual_seed(1))
+        tensor([0., 1., 0.])
+    """
+    return sample_khot(scores.detach(), k, temperature=temperature, generator=generator, group=group)
 
 
 def sampled(

@@ -268,6 +268,13 @@ class Attached:
         heat = self.moment.temperature * pool.measure(x.detach() if self.score.is_relative else torch.ones_like(x))
         return pool.pose(x, rest, torch.tensor(heat, dtype=torch.float64, device=x.device), self.moment.seed)
 
+    def probs(self, mask: Mask) -> Tensor:
+        """Return the soft mask that a mask is drawn with, differentiable in scores."""
+        (pool,) = (pool for pool in self.pools if any(self.masks[m.path] is mask for m in pool.masked))
+        soft = pool.spread(self._problem(pool, *self._own(pool), self.moment.rest).soft().reshape(-1))
+        (found,) = (part for m, part in zip(pool.masked, soft, strict=True) if self.masks[m.path] is mask)
+        return found
+
     def _is_fused(self, leaves: list[nn.Parameter]) -> bool:
         """Return whether the short way of single weights with the score |w| applies."""
         return (

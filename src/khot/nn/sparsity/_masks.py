@@ -278,7 +278,12 @@ def hard(problem: Problem) -> Tensor:
     return problem.hard()
 
 
-vars(hard)["has_no_gradient"] = True
+def drawn(problem: Problem) -> Tensor:
+    """Multiply weights by a sample, as `sampled` does, without a gradient to the scores; see `Choice.log_prob`."""
+    return problem.sample()
+
+
+vars(hard)["has_no_gradient"] = vars(drawn)["has_no_gradient"] = True
 
 
 # ── the gradient that reaches a weight directly ──────────────────────────────────────────────────────────────────────

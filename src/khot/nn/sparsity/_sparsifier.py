@@ -11,7 +11,7 @@ from .._choice import Choice
 from ..schedules import Shape, between, cubic, geometric
 from ._attached import Attached, Moment
 from ._costs import Cost, Divide, globally, parameters
-from ._masks import Problem, Rule, masked_gradient, soft
+from ._masks import Problem, Rule, masked_gradient, soft, straight_through
 from ._modules import choices
 from ._pools import found_layers, make_pools
 from ._report import Report, Row
@@ -43,7 +43,8 @@ class Sparsifier:
             the shapes of its outputs to the cost of its weights when dense. A layer that costs nothing stays dense.
         score: what makes an item worth keeping: `magnitude`, `learned`, `magnitude_times_learned`,
             `gradient_growth(…)` or a `Score` of your own. If None: `magnitude`, for `choices` their own `learned`.
-        mask: the mask in training: `soft`, `straight_through`, `sampled` or `hard`.
+        mask: the mask in training: `soft`, `straight_through`, `sampled` or `hard`. If None: `soft`, but
+            `straight_through` for `channels` and `heads`, where soft masks did worse.
         gradient: what reaches a weight itself: `masked_gradient`, `soft_gradient`, `dense_gradient` or
             `best_gradient(extra)`.
         density_schedule: the way of the budget from everything to `budget`, a shape of `khot.nn.schedules`.
@@ -82,7 +83,7 @@ class Sparsifier:
         share: Divide = globally,
         cost: Cost = parameters,
         score: Score | None = None,
-        mask: Rule = soft,
+        mask: Rule | None = None,
         gradient: Callable[[Problem, Tensor], Tensor | None] = masked_gradient,
         density_schedule: Shape = DENSITY,
         temperature: tuple[float, float] = (1.0, 0.05),
@@ -95,9 +96,9 @@ class Sparsifier:
         _check.at_least("steps", steps, 0)
         _check.at_least("every", every, 1)
         _check.fraction("freeze", freeze)
-        functions = {"layers": layers, "units": units, "share": share, "cost": cost, "mask": mask, "gradient": gradient}
-        schedules = {"density_schedule": density_schedule, "temperature_schedule": temperature_schedule}
-        for name, function in {**functions, **schedules}.items():
+        functions = {"layers": layers, "units": units, "share": share, "cost": cost, "gradient": gradient}
+        functions |= {"density_schedule": density_schedule, "temperature_schedule": temperature_schedule}
+        for name, function in {**functions, "mask": mask or soft}.items():
             _check.instance(name, function, Callable)  # type: ignore[arg-type]
         has_choices = units is choices
         score = (learned if has_choices else magnitude) if score is None else score
@@ -108,11 +109,13 @@ class Sparsifier:
         start, end = temperature
         _check.positive("temperature", start)
         _check.positive("temperature", end)
-        if score.resets and not getattr(mask, "has_no_gradient", False):
-            raise ValueError("`mask` must be `hard` if `score` sets weights to 0, as `gradient_growth` does.")
         self.model, self.steps, self.freeze, self.every = model, int(steps), float(freeze), int(every)
         found = {} if has_choices else found_layers(model, layers, exclude)
         self.pools = make_pools(model, found, budget, units, share, cost)
+        if mask is None:
+            mask = soft if all(pool.charge is None for pool in self.pools) else straight_through
+        if score.resets and not getattr(mask, "has_no_gradient", False):
+            raise ValueError("`mask` must be `hard` if `score` sets weights to 0, as `gradient_growth` does.")
         if score.resets and any(pool.costs is not None for pool in self.pools):
             raise ValueError("`score` must not be `gradient_growth` if items cost differently: it counts items.")
         self.done, self._is_done = 0, False

@@ -210,6 +210,9 @@ class Owner(Protocol):
     def refresh_kept(self) -> None:
         """Compute the hard masks that evaluation uses, if they are out of date."""
 
+    def probs(self, mask: "Mask") -> Tensor:
+        """Return the soft mask that a mask is drawn with."""
+
 
 class Mask(nn.Module):
     """The parametrization of a tensor: it multiplies by the mask of the sparsifier, in evaluation by the hard one."""
@@ -239,6 +242,10 @@ class Mask(nn.Module):
         if self.owner.wants_gradient and result.requires_grad:
             result.register_hook(self.keep)
         return result
+
+    def probs(self) -> Tensor:
+        """Return the soft mask that this one is drawn with, differentiable in scores."""
+        return self.owner.probs(self)
 
     def keep(self, gradient: Tensor | None) -> None:
         """Remember the size of the gradient of the product."""
