@@ -69,8 +69,10 @@ def build(sources: Path, library: Path, extension: Path) -> str:
             return f"not built: linking: {failure}"
         shutil.move(f"{folder}/{library.name}", library)
         # The extension has Python's functions from the process that loads it, and the library's by their addresses. It
-        # names the C library although it calls nothing of it, because auditwheel wants to know which one it is.
-        late = {"darwin": ["-undefined", "dynamic_lookup"], "linux": ["-Wl,--no-as-needed", "-lc"]}.get(sys.platform, [])
+        # names the C library, of which it calls nothing, because auditwheel wants to know which one it is.
+        late = {"darwin": ["-undefined", "dynamic_lookup"], "linux": ["-Wl,--no-as-needed", "-lc"]}.get(
+            sys.platform, []
+        )
         flags = [*FLAGS, abi, "-I" + sysconfig.get_path("include"), "-shared"]
         lack = run([*found, *flags, str(sources / "direct.cc"), *late, "-o", f"{folder}/{extension.name}"])
         if not lack:
