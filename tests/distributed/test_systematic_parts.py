@@ -1,5 +1,7 @@
 """The integers of systematic sampling, for a row in parts: the same as for the whole row, without any process."""
 
+import itertools
+
 import torch
 
 from khot._math import systematic
@@ -30,7 +32,7 @@ def test_parts_have_the_integers_of_the_whole_row():
         k = (p.sum(-1) + 0.8 * (torch.rand(2, generator=rng) - 0.5)).clamp(0, n)
         one = 1 << systematic.places(n)
         edges = [0, *sorted(torch.randint(0, n + 1, (2,), generator=rng).tolist()), n]  # parts may be empty
-        parts = [p[:, a:b] for a, b in zip(edges, edges[1:], strict=False)]
+        parts = [p[:, a:b] for a, b in itertools.pairwise(edges)]
         units = [systematic.units(part, one) for part in parts]
         total = sum(w.sum(-1) for w, _ in units)
         lack = ((k * one).round().to(torch.int64) - total)[..., None]
