@@ -72,10 +72,13 @@ def build(sources: Path, library: Path, extension: Path) -> str:
         if failure:
             return f"not built: linking: {failure}"
         shutil.move(f"{folder}/{library.name}", library)
-        # The extension has Python's functions from the process that loads it, and the library's by their addresses.
-        late = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
-        flags = [*FLAGS, abi, "-I" + sysconfig.get_path("include"), "-shared", *late]
-        lack = run([*found, *flags, str(sources / "direct.cc"), "-o", f"{folder}/{extension.name}"])
+        # The extension has Python's functions from the process that loads it, and the library's by their addresses. It
+        # names the C library, of which it calls nothing, because auditwheel wants to know which one it is.
+        late = {"darwin": ["-undefined", "dynamic_lookup"], "linux": ["-Wl,--no-as-needed", "-lc"]}.get(
+            sys.platform, []
+        )
+        flags = [*FLAGS, abi, "-I" + sysconfig.get_path("include"), "-shared"]
+        lack = run([*found, *flags, str(sources / "direct.cc"), *late, "-o", f"{folder}/{extension.name}"])
         if not lack:
             shutil.move(f"{folder}/{extension.name}", extension)
     name = version.splitlines()[0] if version else Path(found[0]).name

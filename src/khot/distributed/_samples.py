@@ -139,7 +139,7 @@ def draw_systematic(
     """Draw this process's part (draws · rows, m) of what `_math.systematic.draw` draws; p (rows, m), k (rows)."""
     rows, m = p.shape
     shift = systematic.places(parts.n)
-    w = _quantised(p, k, 1 << shift, over)
+    w = _quantised(p, k, 1 << shift, parts.own[0] == 0, over)
     u = noise.row_keys(seed, draws, rows, is_paired)
     if is_paired:
         u = u + noise.is_second(draws, rows, p.device).to(torch.int64) * (1 << (shift - 1))
@@ -154,8 +154,8 @@ def draw_systematic(
     return torch.cat((start, passed[..., 1:]), -1).diff().to(p.dtype).view(draws * rows, m)
 
 
-def _quantised(p: Tensor, k: Tensor, one: int, over: Over) -> Tensor:
-    """Return this process's part of `_math.systematic.quantised`."""
+def _quantised(p: Tensor, k: Tensor, one: int, is_first: bool, over: Over) -> Tensor:
+    """Return this process's part of `_math.systematic.quantised`; no items are to the left of the first one."""
     w, spread = systematic.units(p, one)
     lack = ((k * one).round().to(torch.int64) - over.sum(w.sum(-1)))[..., None]
     own = torch.stack((spread, systematic.room(w, lack, one)))  # (2, rows, m)
@@ -165,8 +165,8 @@ def _quantised(p: Tensor, k: Tensor, one: int, over: Over) -> Tensor:
     is_shift = lack.abs() <= total[0]
     measure, whole = torch.where(is_shift, measures[0], measures[1]), torch.where(is_shift, total[0], total[1])
     given = systematic.share(measure, whole, lack)
-    if over.rank == 0:
-        given[..., 0] = 0  # before the first item
+    if is_first:
+        given[..., :1] = 0
     return w + given.diff()
 
 
