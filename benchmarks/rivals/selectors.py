@@ -35,10 +35,10 @@ try:
 except ImportError:
     abess = None
 
-TREES = 100
-BORUTA_ROUNDS = 20
+TREES = 60
+BORUTA_ROUNDS = 12
 LASSO_STEPS = 40
-RFE_FITS = 20
+RFE_FITS = 12
 Method = Callable[[np.ndarray, np.ndarray, int, bool, int], np.ndarray]
 
 
@@ -91,7 +91,7 @@ def lasso(x: np.ndarray, y: np.ndarray, k: int, is_class: bool, seed: int) -> np
 
 
 def recursive(x: np.ndarray, y: np.ndarray, k: int, is_class: bool, seed: int, *, is_forest: bool) -> np.ndarray:
-    """Recursive feature elimination in about 20 fits."""
+    """Recursive feature elimination in about 12 fits."""
     model = forest(is_class, seed) if is_forest else linear(is_class)
     step = max(1, (x.shape[1] - k) // RFE_FITS)
     return RFE(model, n_features_to_select=k, step=step).fit(x, y).get_support(indices=True)

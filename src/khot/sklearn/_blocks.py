@@ -15,6 +15,7 @@ RIDGE = 1.0  # penalty, in rows of mean weight: columns have variance 1
 TRIED = 16  # exchanges of which the best is made, those that lower the training error most
 BESIDE = 3  # units that are tried in the place of one
 ROUNDS = 8  # exchanges in one search
+CLEAR = 0.5  # standard errors by which an exchange must lower the held-out loss
 CELLS = 20_000_000  # numbers in a batch of linear systems
 
 Units = tuple[int, ...]
@@ -153,16 +154,18 @@ class Blocks:
                 return tuple(range(n))
 
     def exchange(self, units: Iterable[int], rounds: int = ROUNDS) -> Units:
-        """Exchange units, one for one, while that lowers the held-out loss; return the set."""
+        """Exchange units, one for one, while that lowers the held-out loss clearly; return the set."""
         chosen = tuple(sorted(units))
         for _ in range(rounds):
             sets = self.neighbours(chosen)[:TRIED]
             if not sets or self.is_stopped():
                 break
-            loss = self.losses(sets).sum(1)
-            if not loss.min() < self.loss(chosen) * (1 - 1e-9):
+            fewer = self.losses([chosen]) - self.losses(sets)  # (sets, folds)
+            error = fewer.std(1, ddof=min(1, len(self.held) - 1)) * len(self.held) ** 0.5
+            clear = fewer.sum(1) - CLEAR * error
+            if not clear.max() > 1e-9:
                 break
-            chosen = sets[int(loss.argmin())]
+            chosen = sets[int(clear.argmax())]
         return chosen
 
     def neighbours(self, chosen: Units) -> list[Units]:

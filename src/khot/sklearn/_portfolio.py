@@ -1,29 +1,32 @@
 """Strategies of `KHotSelector`: best subsets of a linear model, of steps and products, of trees; and the portfolio."""
 
-from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from joblib import Parallel, delayed
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, Ridge
+from threadpoolctl import threadpool_limits
 
+from .._threads import threads_for
 from ..coding import splice
 from ._blocks import Blocks, Units
 from ._gate import Gate, by_scores
-from ._problem import DIRECTIONS, Choice, Problem, Strategy
+from ._problem import DIRECTIONS, Choice, Problem, Strategy, cuts
 
 SPLICED = 20_000  # columns among which the best subset of a linear model is looked for
 WIDE = 1000  # units of a linear search by cross-validation
 NARROW = 120  # units of a search with steps and products, or trees
 LOGISTIC_ROWS = 20_000  # of a second look with a logistic model
 STACKED = 50_000  # rows, with a unit permuted in some of them, that trees predict at once
-DECIDE = 3  # folds in which trees decide between candidates
 DIRECT = 2  # times as many rows as columns: beyond that, the Gram matrix says it all
 SHORT = Gate(max_steps=120, gate_learning_rate=0.06)
 WEIGHTS = 0.05, 0.25  # of a logistic model's rows
+
+Predict = Callable[[np.ndarray], np.ndarray]
 
 
 def splicing(problem: Problem) -> Choice:
@@ -104,63 +107,80 @@ def trees(problem: Problem) -> Choice:
         left = sorted(order[: max(most, len(fit))].tolist() if narrow.purse.room(order[:most]) < 0 else order[fit])
         if narrow.stopped:
             break
-    found = by_scores(narrow, scores)
-    whole = np.full(len(problem.units), -1.0)
-    whole[kept] = found.scores
-    return Choice(tuple(kept[list(found.units)].tolist()), whole)
+    return improved(problem, narrow, kept, by_scores(narrow, scores))
 
 
 def gating(problem: Problem) -> Choice:
     """Choose by a short training of a `Gate`, among the most promising units of a large problem."""
     narrow, kept = problem.sample().narrow(NARROW)
-    found = SHORT(narrow)
-    scores = np.full(len(problem.units), found.scores.min() - 1.0)
-    scores[kept] = found.scores
-    return Choice(tuple(kept[list(found.units)].tolist()), scores, found.history)
+    return improved(problem, narrow, kept, SHORT(narrow))
 
 
 def _importance(problem: Problem, units: Sequence[int], held: np.ndarray) -> np.ndarray:
     """Return by how much the error of trees on held-out rows rises when a unit is permuted, (units,)."""
     columns = [problem.units[u] for u in units]
     every = np.concatenate(columns)
-    x, at = problem.coarse[:, every], np.split(np.arange(len(every)), np.cumsum([len(c) for c in columns])[:-1])
-    models, y = _boosted(problem.rows(~held), x[~held])
-    judged = held if held.any() else ~held
-    new, y, weight = x[judged], y(problem)[judged], problem.weight[judged]
+    x, at = problem.x[:, every], np.split(np.arange(len(every)), np.cumsum([len(c) for c in columns])[:-1])
+    predict, turn = _boosted(problem.rows(~held), x[~held])
+    judging = held if held.any() else ~held
+    new, y, weight = x[judging], (problem.y @ turn)[judging], problem.weight[judging]
     order = np.random.default_rng(problem.seed).permutation(len(new))
-    result = [_errors(models, new, y, weight).sum()]
+    result = [_errors(predict, new, y, weight).sum()]
     step = max(1, STACKED // len(new))
     for start in range(0, len(at), step):
         part = at[start : start + step]
         mixed = np.tile(new, (len(part), 1, 1))
         for i, place in enumerate(part):
             mixed[i][:, place] = new[order][:, place]
-        errors = _errors(models, mixed.reshape(-1, new.shape[1]), np.tile(y, (len(part), 1)), np.tile(weight, len(part)))
+        stacked = np.tile(y, (len(part), 1)), np.tile(weight, len(part))
+        errors = _errors(predict, mixed.reshape(-1, new.shape[1]), *stacked)
         result += errors.reshape(len(part), -1).sum(1).tolist()
     return np.array(result[1:]) - result[0]
 
 
-def _boosted(problem: Problem, x: np.ndarray) -> tuple[Any, Any]:
-    """Fit boosted trees to x, and return a predictor of y, and what it predicts of a problem."""
-    how: dict[str, Any] = {"max_leaf_nodes": 12, "learning_rate": 0.15, "early_stopping": False, "random_state": problem.seed}
-    how["min_samples_leaf"] = int(np.clip(len(x) // 30, 2, 20))
+def _boosted(problem: Problem, x: np.ndarray) -> tuple[Predict, np.ndarray]:
+    """Fit boosted trees; return a predictor of y, or of few directions of it, and those, (targets, directions)."""
+    edges = [cuts(values, 64) for values in x.T]  # whole numbers are binned at once
+
+    def coarse(new: np.ndarray) -> np.ndarray:
+        return np.stack([np.searchsorted(e, v) for e, v in zip(edges, new.T, strict=True)], 1).astype(float)
+
+    how: dict[str, Any] = {"max_leaf_nodes": 12, "learning_rate": 0.15, "early_stopping": False}
+    how |= {"min_samples_leaf": int(np.clip(len(x) // 30, 2, 20)), "random_state": problem.seed}
+    turn, weight = np.eye(problem.y.shape[1]), problem.weight
     if problem.classes is not None:
         count = len(np.unique(problem.classes))
-        model = HistGradientBoostingClassifier(max_iter=int(np.clip(80 / count, 15, 40)), **how)
         if count < 2:
-            return (lambda new: np.zeros((len(new), problem.y.shape[1]))), lambda other: other.y
-        model.fit(x, problem.classes, sample_weight=problem.weight)
-        first = {int(c): problem.y[problem.classes == c][0] for c in model.classes_}  # the code of a class
-        codes = np.stack([first[int(c)] for c in model.classes_])
-        return (lambda new: model.predict_proba(new) @ codes), lambda other: other.y
-    turn = np.eye(problem.y.shape[1])
-    if problem.y.shape[1] > DIRECTIONS - 1:
+            return (lambda new: np.zeros((len(new), len(turn)))), turn
+        model = HistGradientBoostingClassifier(max_iter=int(np.clip(80 / count, 15, 40)), **how)
+        model.fit(coarse(x), problem.classes, sample_weight=weight)
+        codes = _codes(problem, model.classes_)
+        return (lambda new: model.predict_proba(coarse(new)) @ codes), turn
+    if len(turn) >= DIRECTIONS:
         turn = np.linalg.eigh(problem.y.T @ problem.y)[1][:, 1 - DIRECTIONS :]
     each = [
-        HistGradientBoostingRegressor(max_iter=40, **how).fit(x, target, sample_weight=problem.weight)
+        HistGradientBoostingRegressor(max_iter=40, **how).fit(coarse(x), target, sample_weight=weight)
         for target in (problem.y @ turn).T
     ]
-    return (lambda new: np.stack([model.predict(new) for model in each], 1)), lambda other: other.y @ turn
+    return (lambda new: np.stack([model.predict(coarse(new)) for model in each], 1)), turn
+
+
+def _line(problem: Problem, x: np.ndarray) -> tuple[Predict, np.ndarray]:
+    """Fit logistic or ridge regression; return a predictor of y, and the unit matrix."""
+    turn = np.eye(problem.y.shape[1])
+    if problem.classes is not None and len(np.unique(problem.classes)) < 2:
+        return (lambda new: np.zeros((len(new), len(turn)))), turn
+    if problem.classes is not None:
+        model = LogisticRegression(max_iter=100).fit(x, problem.classes, sample_weight=problem.weight)
+        codes = _codes(problem, model.classes_)
+        return (lambda new: model.predict_proba(new) @ codes), turn
+    ridge = Ridge().fit(x, problem.y, sample_weight=problem.weight)
+    return (lambda new: ridge.predict(new).reshape(len(new), -1)), turn
+
+
+def _codes(problem: Problem, classes: np.ndarray) -> np.ndarray:
+    """Return the row of y that stands for each class, (classes, targets)."""
+    return np.stack([problem.y[problem.classes == c][0] for c in classes])
 
 
 def _errors(predict: Any, x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -168,22 +188,15 @@ def _errors(predict: Any, x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> n
     return np.asarray(((predict(x) - y) ** 2).sum(1) * weight)
 
 
-def boosted_losses(problem: Problem, units: Sequence[int]) -> np.ndarray:
-    """Return the squared error of boosted trees on some units in each fold, as a share of that of the mean."""
-    x, losses, null = problem.coarse[:, problem.columns(units)], [], 0.0
-    for f in range(min(int(problem.fold.max()) + 1, DECIDE)):
-        held = problem.fold == f
-        train = ~held if not held.all() else held
-        predict, of = _boosted(problem.rows(train), x[train])
-        y = of(problem)[held]
-        losses.append(_errors(predict, x[held], y, problem.weight[held]).sum())
-        null += float(((y**2).sum(1) * problem.weight[held]).sum())
-    return np.array(losses) / max(null, 1e-300)
-
-
 def _best(blocks: Blocks, starts: Sequence[Units]) -> Units:
     """Return the best set that exchanges lead to."""
     return min((blocks.exchange(start) for start in dict.fromkeys(starts)), key=blocks.loss)
+
+
+def improved(problem: Problem, narrow: Problem, kept: np.ndarray, found: Choice) -> Choice:
+    """Return a choice after exchanges on held-out rows, by least squares with steps and products."""
+    blocks = narrow.linear if problem.task == "reconstruction" else narrow.surface
+    return lifted(problem, blocks.exchange(found.units), blocks, kept)
 
 
 def lifted(problem: Problem, units: Units, blocks: Blocks, kept: np.ndarray) -> Choice:
@@ -196,19 +209,41 @@ def lifted(problem: Problem, units: Units, blocks: Blocks, kept: np.ndarray) -> 
     return Choice(tuple(kept[list(units)].tolist()), scores)
 
 
+def judged(problem: Problem, fold: int, units: Sequence[int]) -> dict[str, float]:
+    """Return R² in a fold of a linear model and of boosted trees on some units, fitted to the other folds."""
+    held = problem.fold == fold
+    train, new = problem.rows(~held).sample(), problem.rows(held).sample()
+    columns = problem.columns(units)
+    size = max(float(((new.y**2).sum(1) * new.weight).sum()), 1e-300)
+    result = {}
+    for name, fit in (("linear", _line), ("boosted", _boosted)):
+        if name == "boosted" and problem.task == "reconstruction":
+            continue
+        predict, turn = fit(train, train.x[:, columns])
+        error = _errors(predict, new.x[:, columns], new.y @ turn, new.weight).sum()
+        result[name] = 1 - float(error) / (size if turn.shape[0] == turn.shape[1] else _size(new, turn))
+    return result
+
+
+def _size(problem: Problem, turn: np.ndarray) -> float:
+    return max(float((((problem.y @ turn) ** 2).sum(1) * problem.weight).sum()), 1e-300)
+
+
 @dataclass(frozen=True)
 class Portfolio:
-    """Let several strategies choose, and take the choice that predicts held-out rows best.
+    """Let several strategies choose, and take the one whose choice predicts held-out rows best.
 
-    Each choice is also improved by exchanges on held-out rows. All are judged by cross-validation within the rows
-    given: the score is the mean of R² of a linear model, and of the better one of boosted trees and least squares with
-    steps and products. (For classes, R² is that of their indicators.) So the choice serves models of either kind.
+    In cross-validation within the rows given, each strategy chooses from the training rows. A linear model and boosted
+    trees are fitted to its columns there, and score the rows held out; the mean of their R² decides, so that the choice
+    serves models of either kind. (For classes, R² is that of their indicators.) The best strategy then chooses from all
+    rows.
 
     Args:
         strategies: what takes part; functions of a `Problem` that return a `Choice`.
-        n_jobs: strategies that run at the same time, in processes; None for one after the other.
+        n_jobs: choices that are made at the same time, in processes; None for one after the other.
 
-    The `history` of the choice has a dict for each candidate: candidate, units, linear, boosted, surface, score, error.
+    The `history` of the choice has a dict for each strategy, the best first: candidate (its name), linear, boosted
+    (R²), score (their mean, where R² below 0 counts as 0), error (standard error over folds; 0 for one fold).
     """
 
     _: KW_ONLY
@@ -216,53 +251,53 @@ class Portfolio:
     n_jobs: int | None = None
 
     def __call__(self, problem: Problem) -> Choice:
-        """Return the best choice."""
-        is_linear = problem.task == "reconstruction"
-        skip = (surfaces, trees) if is_linear else ()
+        """Return the choice of the best strategy."""
+        skip = (surfaces, trees) if problem.task == "reconstruction" else ()
         strategies = [strategy for strategy in self.strategies if strategy not in skip]
-        found: dict[Units, str] = {}
-        part, kept = problem, np.arange(len(problem.units))
-        choices = self._run(problem, strategies)
-        for strategy, choice in zip(strategies, choices, strict=False):
-            found.setdefault(choice.units, getattr(strategy, "__name__", type(strategy).__name__).lower())
-        wanted = sorted(set().union(*found))
-        if len(problem.units) > NARROW or len(problem.x) > len(problem.sample().x):
-            part, kept = problem.sample().narrow(NARROW, wanted)
-        place = {int(u): i for i, u in enumerate(kept)}
-        judged = {tuple(sorted(place[u] for u in units)): name for units, name in found.items()}
-        if not is_linear:
-            for units, name in list(judged.items()):
-                if name not in ("splicing", "surfaces") and not problem.stopped:
-                    judged.setdefault(part.surface.exchange(units, rounds=4), f"{name}, exchanged")
-        rows = [self._judge(part, units, name, kept, is_linear) for units, name in judged.items()]
-        best = max(rows, key=lambda row: row["score"])
-        winner = tuple(sorted(place[u] for u in best["units"]))
-        is_curved = not is_linear and max(best["boosted"], best["surface"]) > best["linear"]
-        blocks = part.surface if is_curved else part.linear
-        choice = lifted(problem, winner, blocks, kept)
-        return choice._replace(history=tuple(sorted(rows, key=lambda row: -row["score"])))
+        folds = [] if len(strategies) < 2 else range(min(_outer(len(problem.x)), int(problem.fold.max())))
+        tasks = [(fold, strategy) for fold in folds for strategy in strategies]
+        skills: dict[Strategy, list[dict[str, float]]] = {strategy: [] for strategy in strategies}
+        for (_, strategy), found in zip(tasks, self._tried(problem, tasks), strict=False):
+            skills[strategy].append(found)
+        rows = [_row(strategy, found) for strategy, found in skills.items() if found]
+        best = max(rows, key=lambda row: row["score"], default={"candidate": _name(strategies[0])})
+        winner = next(strategy for strategy in strategies if _name(strategy) == best["candidate"])
+        return winner(problem)._replace(history=tuple(sorted(rows, key=lambda row: -row["score"])))
 
-    def _run(self, problem: Problem, strategies: Sequence[Strategy]) -> list[Choice]:
+    def _tried(self, problem: Problem, tasks: Sequence[tuple[int, Strategy]]) -> Iterable[dict[str, float]]:
         if self.n_jobs not in (None, 1):
-            return list(Parallel(self.n_jobs)(delayed(strategy)(problem) for strategy in strategies))
-        done: list[Choice] = []
-        for i, strategy in enumerate(strategies):
-            name = getattr(strategy, "__name__", type(strategy).__name__).lower()
-            if problem.tell({"candidate": name, "done": i, "total": len(strategies)}) and done:
-                break
-            done.append(strategy(problem))
-        return done
+            quiet = replace(problem, callback=None)
+            return Parallel(self.n_jobs)(delayed(_trial)(quiet, *task) for task in tasks)
+        return self._in_turn(problem, tasks)
 
     @staticmethod
-    def _judge(problem: Problem, units: Units, name: str, kept: np.ndarray, is_linear: bool) -> dict[str, Any]:
-        """Return the held-out R² of a set by each judge, their mean, and its standard error over folds."""
-        losses = [problem.linear.losses([units])[0]]
-        if not is_linear:
-            losses += [boosted_losses(problem, units), problem.surface.losses([units])[0]]
-        skills = [1 - float(each.sum()) for each in losses]
-        counted = losses[:1] if is_linear else [losses[0], losses[1 + int(np.argmax(skills[1:]))]]
-        score = float(np.mean([max(1 - float(each.sum()), 0.0) for each in counted]))
-        spread = [each.std(ddof=1) * len(each) ** 0.5 if len(each) > 1 else 0.0 for each in counted]
-        row: dict[str, Any] = {"candidate": name, "units": tuple(kept[list(units)].tolist()), "linear": skills[0]}
-        row |= {"boosted": skills[1], "surface": skills[2]} if not is_linear else {}
-        return row | {"score": score, "error": float(np.mean(spread))}
+    def _in_turn(problem: Problem, tasks: Sequence[tuple[int, Strategy]]) -> Iterator[dict[str, float]]:
+        parts: dict[int, Problem] = {}
+        for i, (fold, strategy) in enumerate(tasks):
+            if problem.tell({"candidate": _name(strategy), "done": i, "total": len(tasks) + 1}):
+                return
+            if fold not in parts:
+                parts = {fold: problem.rows(problem.fold != fold)}
+            yield judged(problem, fold, strategy(parts[fold]).units)
+
+
+def _trial(problem: Problem, fold: int, strategy: Strategy) -> dict[str, float]:
+    with threads_for(0), threadpool_limits(1):
+        return judged(problem, fold, strategy(problem.rows(problem.fold != fold)).units)
+
+
+def _name(strategy: Strategy) -> str:
+    return getattr(strategy, "__name__", type(strategy).__name__)
+
+
+def _outer(rows: int) -> int:
+    """Return how many folds decide between strategies: more for few rows."""
+    return 3 if rows <= 600 else 2 if rows <= 1500 else 1
+
+
+def _row(strategy: Strategy, found: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """Return an entry of the history."""
+    each = [float(np.mean([max(value, 0.0) for value in fold.values()])) for fold in found]
+    error = float(np.std(each, ddof=1)) / len(each) ** 0.5 if len(each) > 1 else 0.0
+    means = {name: float(np.mean([fold[name] for fold in found])) for name in found[0]}
+    return {"candidate": _name(strategy), **means, "score": float(np.mean(each)), "error": error}

@@ -16,7 +16,8 @@ ROWS = 4000  # of searches that read the rows more than once
 PRODUCTS = 60  # that a design has, those that explain most of what its other columns leave
 PAIRED, TRIPLED = 2000, 64  # columns of which all pairs, all triples are looked at
 DIRECTIONS = 4  # of the residual, for many targets
-CLIPPED = 2.5  # standard deviations, of factors of products
+CLIPPED, FAR = 2.5, 4.0  # standard deviations, of factors of products, and of columns beside steps of them
+CHANCE = 4.0  # added to the largest χ² that products of noise are expected to have
 
 
 @dataclass(frozen=True)
@@ -103,11 +104,6 @@ class Problem:
         return Blocks(items, self.y, self.weight, self.fold, self.purse, lambda: bool(self.stopped))
 
     @cached_property
-    def coarse(self) -> np.ndarray:
-        """The columns as numbers of intervals, up to 64 in each: trees need no more, and bin these at once."""
-        return np.stack([np.searchsorted(cuts(values, 64), values) for values in self.x.T], 1).astype(np.float64)
-
-    @cached_property
     def surface(self) -> Blocks:
         """Least squares on the columns, steps of them, and products of two and three that explain the rest."""
         items = [Item((u,), self._steps(columns)) for u, columns in enumerate(self.units)]
@@ -115,11 +111,8 @@ class Problem:
         return Blocks([*items, *self._products(self._residual(items))], self.y, *how)
 
     def _steps(self, columns: np.ndarray) -> np.ndarray:
-        """Return columns, and indicators of the intervals between quantiles of each, or of its values if they are few.
-
-        Indicators are centred and divided by the root of their number, so that they are penalised more than a line.
-        """
-        parts = [self.x[:, columns]]
+        """Return columns, and indicators of the intervals between quantiles of each, or of its values if they are few."""
+        parts = [np.clip(self.x[:, columns], -FAR, FAR)]
         for values in self.x[:, columns].T:
             edges = cuts(values)
             if len(edges) > 1:
@@ -156,8 +149,12 @@ class Problem:
                 i, j = np.triu_indices(n - first - 1, 1)
                 places = i + first + 1, j + first + 1
                 self._scan(z, rest * z[:, [first]], self.weight, places, (first,), size, found, z[:, first] ** 2)
+        count = n * n / 2 + (n**3 / 6 if n <= TRIPLED and self.k >= 3 else 0)
+        least = (2 * np.log(count) + CHANCE + rest.shape[1]) / len(z)
         result, taken = [], sorted(found, key=lambda each: (-each[0], each[1]))
-        for _, columns in taken[: 3 * PRODUCTS]:
+        for share, columns in taken[: 3 * PRODUCTS]:
+            if share < least:
+                break
             units = tuple(int(u) for u in np.unique(owner[list(columns)]))
             if len(units) == len(columns) and self.purse.room(units) >= 0 and len(result) < PRODUCTS:
                 product = z[:, list(columns)].prod(1)

@@ -109,9 +109,6 @@ class KHotSelector(SelectorMixin, BaseEstimator):
             self.scores_[columns], self.inclusion_probabilities_[columns] = scores[u], probabilities[u]
         for u in choice.units:
             self._support[units[kept[u]]] = True
-        for entry in self.history_:
-            if "units" in entry:
-                entry["units"] = tuple(int(kept[u]) for u in entry["units"])
         return self
 
     def _units(self, n: int) -> tuple[list[np.ndarray], Purse]:
@@ -173,7 +170,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         classes = target[:, 0].astype(np.int64) if self.task_ == "classification" else None
         y = target if classes is None else (classes[:, None] == np.arange(len(self.classes_))).astype(np.float64)
         y = y[:, 1:] if y.shape[1] == 2 and classes is not None else y
-        y = y - np.average(y, axis=0, weights=weight) if classes is not None else standardised(y, weight)
+        y = y - np.average(y, axis=0, weights=weight) if classes is not None else standardised(_drawn_in(y), weight)
         kept = np.arange(len(units))
         if sparse.issparse(x):
             if self.task_ == "reconstruction" and x.shape[1] > DENSE:
@@ -234,6 +231,15 @@ def standardised(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     scale = np.sqrt(np.einsum("ij,ij,i->j", x, x, weight) / weight.sum())
     x /= np.where(scale, scale, 1)
     return x if x.size <= SMALL else x.astype(np.float32)
+
+
+def _drawn_in(y: np.ndarray) -> np.ndarray:
+    """Return numbers with outliers drawn in: beyond the middle 90 % by more than its width, 4.9 σ if they are normal."""
+    if not y.size:
+        return y
+    low, high = np.quantile(y, [0.05, 0.95], axis=0)
+    wide = np.where(high > low, high - low, np.inf)
+    return np.clip(y, low - wide, high + wide)
 
 
 def _merged(x: Any, y: np.ndarray, weight: np.ndarray, groups: Any) -> tuple[np.ndarray, np.ndarray]:
