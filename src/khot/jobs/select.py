@@ -3,10 +3,11 @@
 Choices are compared by cross-validated scores of one plain model on what each chooses.
 """
 
+import csv
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,12 +31,13 @@ from threadpoolctl import threadpool_limits
 
 from .._interrupts import interruptible
 from .._threads import threads_for
-from ..sklearn import KHotSelector, find_task
+from ..sklearn import Discoveries, KHotSelector, Portfolio, find_task, knockoffs
 from ._table import Table as Table
 from ._table import digits as digits
 from ._table import read_table as read_table
 from ._text import Reading as Reading
 from ._text import TableError as TableError
+from ._text import some
 from ._trust import stand_ins, warn_of
 
 FOLDS = 5
@@ -43,7 +45,7 @@ RANDOM_CHOICES = 5
 RFE_FITS = 25  # about how many times RFE fits a model
 AFFORDABLE = 2e6  # largest number of cells of a table for which RFE is run
 XOR = 1000, 20, (3, 7)  # rows, columns, and the two whose product decides the label
-KHOT_WORK = 20  # about how many times longer khot takes than another method
+KHOT_WORK = 5  # about how many times longer khot takes than another method
 RIVALS = ("SelectKBest", "L1", "RFE")
 
 Progress = Callable[[str, int, int], None]
@@ -87,7 +89,9 @@ class Selection:
     seed: int
     model: str
     features: list[Feature] = field(default_factory=list)  # all of them, the best first; the first k are chosen
-    history: list[dict[str, float]] = field(default_factory=list)
+    candidates: list[dict[str, Any]] = field(default_factory=list)  # strategies and their scores, the best first
+    curve: list[dict[str, float]] = field(default_factory=list)  # scores against k, if k was to be found
+    discoveries: Discoveries | None = None  # if their false share was to be controlled
     scores: dict[str, Score] = field(default_factory=dict)
     is_complete: bool = False
     seconds: float = 0.0
@@ -95,8 +99,13 @@ class Selection:
     warnings: list[str] = field(default_factory=list)  # what may be wrong with the table, in sentences
 
     @property
+    def names(self) -> list[str]:
+        """The names of the columns that were chosen from."""
+        return self.table.features(self.task)
+
+    @property
     def chosen(self) -> list[Feature]:
-        """The k best."""
+        """The chosen ones, the best first."""
         return self.features[: self.k]
 
 
@@ -119,37 +128,126 @@ def find_task_of(table: Table, asked: str) -> str:
     return task
 
 
+def read_groups(given: Sequence[str], names: list[str]) -> dict[str, list[str]]:
+    """Return features by group: NAME=A,B names them; NAME alone is a column of strings, with a feature for each."""
+    result: dict[str, list[str]] = {}
+    for text in given:
+        name, equal, members = text.partition("=")
+        own = [m.strip() for m in members.split(",") if m.strip()]
+        if not equal:
+            own = [feature for feature in names if feature.startswith((f"{name}=", f"{name}→"))]
+        if not name or len(own) < 2 or name in result:
+            fix = "such as size=width,height, or the name of a column of strings"
+            raise TableError(f"--group must name at least two features, {fix}; got {text!r}")
+        result[name] = own
+    return result
+
+
+def read_costs(path: Path) -> dict[str, float]:
+    """Return costs from a CSV file with a feature or group and its cost in each line; a first line of names may be."""
+    if not path.is_file():
+        raise TableError(f"--costs: {path} is {'not a file' if path.exists() else 'missing'}")
+    result: dict[str, float] = {}
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        for i, line in enumerate(csv.reader(file)):
+            if not line:
+                continue
+            try:
+                name, cost = line[0].strip(), float(line[1])
+            except (IndexError, ValueError):
+                if i == 0:
+                    continue
+                raise TableError(f"--costs: line {i + 1} of {path} must be a name, a comma and a number") from None
+            if not 0 < cost < math.inf or name in result:
+                raise TableError(f"--costs: line {i + 1} of {path} must have a new name and a cost > 0; got {line}")
+            result[name] = cost
+    return result
+
+
+class Wish(NamedTuple):
+    """What to choose, beside the number: groups, costs, and how far to look."""
+
+    max_k: int | None = None  # if k is "auto"
+    groups: dict[str, list[str]] = {}  # features that count as one, by the name of the group
+    costs: dict[str, float] | None = None  # of features or groups
+    budget: float | None = None  # instead of k
+    false_discoveries: float | None = None  # the largest share of them that is expected
+    n_jobs: int | None = None
+
+    def units(self, names: list[str]) -> list[tuple[str, list[int]]]:
+        """Return groups, and features that are in none, with the places of their features, in order."""
+        place, owner = {name: i for i, name in enumerate(names)}, dict[str, str]()
+        for group, members in self.groups.items():
+            for name in members:
+                if name not in place:
+                    raise TableError(f"--group {group}: no such feature: {name!r}; there are {some(names)}")
+                if name in owner:
+                    raise TableError(f"{name!r} must be in one --group; got {owner[name]!r} and {group!r}")
+                owner[name] = group
+        found: dict[str, list[int]] = {}
+        for i, name in enumerate(names):
+            found.setdefault(owner.get(name, name), []).append(i)
+        return list(found.items())
+
+    def selector(self, k: int | str, names: list[str], task: str, seed: int) -> KHotSelector:
+        """Return what chooses."""
+        units = self.units(names)
+        how: dict[str, Any] = {"groups": [places for _, places in units if len(places) > 1] or None}
+        if self.budget is not None:
+            if self.costs is None:
+                raise TableError("--budget needs --costs")
+            costs = np.empty(len(names))
+            for name, places in units:
+                if name not in self.costs and (lacking := [names[i] for i in places if names[i] not in self.costs]):
+                    raise TableError(f"--costs must have a cost for each feature; {some(lacking)} lacks one")
+                for i in places:
+                    costs[i] = self.costs[name] / len(places) if name in self.costs else self.costs[names[i]]
+            known = {*names, *self.groups}
+            if unknown := [name for name in self.costs if name not in known]:
+                raise TableError(f"--costs has a cost for {some(unknown)}, which the table does not have")
+            if not (least := min(costs[places].sum() for _, places in units)) <= self.budget:
+                raise TableError(f"--budget must be ≥ {least:g}, the cost of the cheapest feature; got {self.budget:g}")
+            how |= {"costs": costs, "budget": self.budget}
+            k = None  # type: ignore[assignment]
+        elif self.costs is not None:
+            raise TableError("--costs needs --budget")
+        elif k != "auto" and not 1 <= int(k) <= len(units):
+            raise TableError(f"-k must satisfy 1 ≤ k ≤ {len(units)} (number of features); got {k}")
+        if self.max_k is not None and k != "auto":
+            raise TableError("--max-k needs -k auto")
+        if k == "auto":
+            how["max_features"] = self.max_k
+        strategy = Portfolio(n_jobs=self.n_jobs)
+        return KHotSelector(k, task=task, strategy=strategy, random_state=seed, **how)
+
+
 def select(
     table: Table,
     task: str,
-    k: int,
+    k: int | str,
     *,
+    wish: Wish = Wish(),
     seed: int = 0,
     model: str = "linear",
-    steps: int = 1000,
     with_xor: bool = False,
     on_progress: Progress = lambda label, done, total: None,
     on_interrupt: Callable[[], None] = lambda: None,
 ) -> Selection:
     """Choose k features, then compare the choice with others. Ctrl-C calls `on_interrupt` and keeps the best so far.
 
-    `with_xor` runs `xor` first.
+    k may be "auto"; `wish` has groups, costs and more. `with_xor` runs `xor` first.
     """
     if table.x.size > AFFORDABLE and task != "reconstruction":
         table.notes.append("RFE was left out of the comparison: the table is too large for it.")
-    result, names, began = Selection(table, task, k, seed, model), table.features(task), monotonic()
+    result, names, began = Selection(table, task, 0, seed, model), table.features(task), monotonic()
     y = None if task == "reconstruction" else table.y
     if task == "classification" and y is not None:
         y = np.unique(y.astype(str), return_inverse=True)[1]
     with interruptible(on_interrupt) as is_interrupted, threads_for(0), threadpool_limits(1):
 
-        def watch(entry: dict[str, float]) -> bool:
-            is_final = entry["budget"] <= k
-            loss, now = (
-                f"loss {entry['validation_loss']:.4f}",
-                f"{len(names)} → {k} features: now {entry['budget']:.0f}",
-            )
-            on_progress(f"choosing   {loss if is_final else now}", int(entry["step"]), steps)
+        def watch(entry: dict[str, Any]) -> bool:
+            if "candidate" in entry:
+                on_progress(f"choosing   {entry['candidate']}", entry["done"], entry["total"])
             return is_interrupted()
 
         def fold(name: str, done: int, total: int) -> bool:
@@ -157,25 +255,36 @@ def select(
             return is_interrupted()
 
         if with_xor:
-            result.xor = xor(seed, steps, on_progress)
-        on_progress("choosing", 0, steps)
+            result.xor = xor(seed, on_progress)
+        on_progress("choosing", 0, 1)
         prepare = preparation(table, task, seed)
         x = table.x if prepare is None else prepared(prepare, table.x, y)
         result.warnings = [*table.warnings, *warn_of(names, x, y, task, is_image=table.image is not None)]
-        selector = KHotSelector(k, task=task, max_steps=steps, random_state=seed, callback=watch).fit(x, y)
-        probabilities = selector.inclusion_probabilities_
-        order = np.argsort(-selector.scores_, kind="stable")
-        result.features = [Feature(names[i], r + 1, float(probabilities[i])) for r, i in enumerate(order)]
-        for r, found in enumerate(stand_ins(x, order[:k])):
+        units, selector = wish.units(names), wish.selector(k, names, task, seed)
+        selector.set_params(callback=watch).fit(x, y)
+        first = np.array([places[0] for _, places in units])
+        is_chosen, scores = selector.get_support()[first], selector.scores_[first]
+        order = np.lexsort((-scores, ~is_chosen))
+        result.k, result.candidates, result.curve = int(is_chosen.sum()), selector.history_, selector.curve_
+        shares = selector.inclusion_probabilities_[first]
+        result.features = [Feature(units[i][0], r + 1, float(shares[i])) for r, i in enumerate(order)]
+        singles = [(r, units[i][1][0]) for r, i in enumerate(order[: result.k]) if len(units[i][1]) == 1]
+        for (r, _), found in zip(singles, stand_ins(x, np.array([i for _, i in singles], dtype=int)), strict=True):
             similar = tuple((names[j], round(value, 3)) for j, value in found)
             result.features[r] = result.features[r]._replace(stand_ins=similar)
-        result.history = selector.history_
+        if wish.groups or wish.costs:
+            table.notes.append("The other methods know no groups and no costs: they chose as many columns as khot.")
+        if wish.false_discoveries is not None and y is not None and not is_interrupted():
+            on_progress("knockoffs", 0, 1)
+            result.discoveries = knockoffs(x, y, wish.false_discoveries, task=task, seed=seed)
         if not is_interrupted():
-            how: dict[str, Any] = {"seed": seed, "model": model, "steps": steps, "on_fold": fold}
-            result.scores.update(compare(table.x, y, task, k, prepare=prepare, **how))
+            fixed = result.k if k == "auto" else k
+            khot = wish._replace(max_k=None).selector(fixed, names, task, seed).set_params(callback=watch)
+            how: dict[str, Any] = {"seed": seed, "model": model, "on_fold": fold, "khot": khot}
+            result.scores.update(compare(table.x, y, task, int(selector.get_support().sum()), prepare=prepare, **how))
         if "khot" in result.scores and (share := result.scores["khot"].chosen):
             pairs = zip(result.features, order, strict=True)
-            result.features = [feature._replace(stability=share[i]) for feature, i in pairs]
+            result.features = [feature._replace(stability=share[first[i]]) for feature, i in pairs]
         result.is_complete = not is_interrupted()
     result.seconds = monotonic() - began
     return result
@@ -205,12 +314,12 @@ def prepared(prepare: Any, x: np.ndarray, y: np.ndarray | None) -> np.ndarray:
         return np.asarray(prepare.fit_transform(x, y))
 
 
-def xor(seed: int, steps: int, on_progress: Progress) -> dict[str, Found]:
+def xor(seed: int, on_progress: Progress) -> dict[str, Found]:
     """Let each method look for two columns of which neither alone says anything about the label."""
     rows, n, true = XOR
     x = np.random.default_rng(seed).standard_normal((2 * rows, n))
     y = (x[:, true[0]] * x[:, true[1]] > 0).astype(int)
-    known = methods("classification", 2, (rows, n), seed, steps)
+    known = methods("classification", 2, (rows, n), seed)
     result = {}
     for i, name in enumerate(("khot", *RIVALS)):
         on_progress(f"XOR        {name}", i, 1 + len(RIVALS))
@@ -235,10 +344,10 @@ def plain_model(task: str, kind: str, seed: int) -> Any:
     return LogisticRegression(max_iter=1000) if is_class else Ridge()
 
 
-def methods(task: str, k: int, shape: tuple[int, int], seed: int, steps: int = 1000) -> dict[str, list[Any]]:
+def methods(task: str, k: int, shape: tuple[int, int], seed: int) -> dict[str, list[Any]]:
     """Return the affordable ways to choose k features for a task, by name; several of one name are averaged."""
     result: dict[str, list[Any]] = {
-        "khot": [KHotSelector(k, task=task, max_steps=steps, random_state=seed)],
+        "khot": [KHotSelector(k, task=task, random_state=seed)],
         "all features": ["passthrough"],
         "random": [SelectKBest(partial(_random_scores, seed=seed + i), k=k) for i in range(RANDOM_CHOICES)],
     }
@@ -265,14 +374,14 @@ def compare(
     *,
     seed: int = 0,
     model: str = "linear",
-    steps: int = 1000,
     prepare: Any = None,
+    khot: KHotSelector | None = None,
     on_fold: Callable[[str, int, int], bool | None] = lambda name, done, total: None,
 ) -> Iterator[tuple[str, Score]]:
     """Yield each method with its score: accuracy, or R² of the target or of all features.
 
-    Methods choose anew in every fold, on the rows that are not scored, to which `prepare` is fitted first. One that
-    fails has no score. Stops if `on_fold`, which is called with the method and the folds done and in all, returns True.
+    Methods choose anew in every fold, on the rows that are not scored, to which `prepare` is fitted first. `khot` is
+    what khot chooses with, if not a `KHotSelector` of k columns. A method that fails has no score. Stops if `on_fold`, which is called with the method and the folds done and in all, returns True.
     """
     if task == "regression" and y is not None:
         y = (y - y.mean()) / (y.std() or 1)  # R² does not see it, penalties do
@@ -285,19 +394,18 @@ def compare(
         warnings.simplefilter("ignore", RuntimeWarning)  # F scores of constant columns
         warnings.filterwarnings("ignore", message="(?s)Features .* are constant|The least populated class")
         parts = list(folds.split(x, y))
-        candidates = methods(task, k, x.shape, seed, steps)
+        candidates = methods(task, k, x.shape, seed)
+        if khot is not None and "khot" in candidates:
+            candidates["khot"] = [khot]
         cost = {name: KHOT_WORK if name == "khot" else 1 for name in candidates}  # of a fold
         total = len(parts) * sum(cost[name] * len(made) for name, made in candidates.items())
         done, stopped = 0, False
 
-        def watch(entry: dict[str, float] | None = None) -> bool:
+        def watch() -> bool:
             nonlocal stopped
-            within = KHOT_WORK * entry["step"] / steps if entry else 0
-            stopped = stopped or bool(on_fold(name, int(done + within), total))
+            stopped = stopped or bool(on_fold(name, done, total))
             return stopped
 
-        for selector in candidates.get("khot", ()):
-            selector.callback = watch  # it takes the longest
         for name, selectors in candidates.items():
             scores, choices = [], []
             for selector in selectors:
@@ -346,6 +454,9 @@ def to_json(selection: Selection, report: Path | None) -> str:
         "seed": selection.seed,
         "report": None if report is None else str(report),
         "complete": selection.is_complete,
+        "candidates": selection.candidates,
+        "curve": selection.curve,
+        "discoveries": None if selection.discoveries is None else selection.discoveries.names(selection.names),
         "notes": selection.table.notes,
         "warnings": selection.warnings,
     }

@@ -5,6 +5,9 @@ from .._extras import require
 require("sklearn", extra="sklearn")
 
 from ._gate import Gate as Gate
+from ._knockoffs import Discoveries as Discoveries
+from ._knockoffs import gaussian_knockoffs as gaussian_knockoffs
+from ._knockoffs import knockoffs as knockoffs
 from ._ksvd import KSVD as KSVD
 from ._neighborhood import KHotNeighborhood as KHotNeighborhood
 from ._portfolio import Portfolio as Portfolio
@@ -22,6 +25,7 @@ from ._selector import number_of_features as number_of_features
 __all__ = [
     "KSVD",
     "Choice",
+    "Discoveries",
     "Gate",
     "KHotNeighborhood",
     "KHotRegressor",
@@ -29,6 +33,8 @@ __all__ = [
     "Portfolio",
     "Problem",
     "gating",
+    "gaussian_knockoffs",
+    "knockoffs",
     "splicing",
     "surfaces",
     "trees",

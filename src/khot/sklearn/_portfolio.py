@@ -301,3 +301,39 @@ def _row(strategy: Strategy, found: Sequence[dict[str, float]]) -> dict[str, Any
     error = float(np.std(each, ddof=1)) / len(each) ** 0.5 if len(each) > 1 else 0.0
     means = {name: float(np.mean([fold[name] for fold in found])) for name in found[0]}
     return {"candidate": _name(strategy), **means, "score": float(np.mean(each)), "error": error}
+
+
+def curve(problem: Problem, strategy: Strategy) -> list[dict[str, float]]:
+    """Return the held-out score against k, up to the budget: choices are made, and cut down, on other rows.
+
+    In each fold, the strategy chooses as many units as it may from the other folds. Then the unit without which least
+    is lost there goes, again and again.
+    """
+    sizes = [k for k in (*range(1, 11), 12, 15, 20, 25, 30, 40, 50, 70, 100) if k < problem.k] + [problem.k]
+    scores: dict[int, list[float]] = {k: [] for k in sizes}
+    folds = min(int(problem.fold.max()) + 1, 5 if len(problem.x) <= 1500 else 3)
+    for fold in range(folds if folds > 1 else 0):
+        if problem.tell({"candidate": "how many", "done": fold, "total": folds}):
+            break
+        part = problem.rows(problem.fold != fold)
+        units = list(strategy(part).units)
+        small = part.sample().of(units)
+        blocks, left = small.linear if problem.task == "reconstruction" else small.surface, list(range(len(units)))
+        while left:
+            if len(left) in scores:
+                found = judged(problem, fold, [units[u] for u in left])
+                scores[len(left)].append(float(np.mean([max(value, 0.0) for value in found.values()])))
+            without = [[v for v in left if v != u] for u in left]
+            left = without[int(blocks.losses(without).sum(1).argmin())]
+    rows = []
+    for k, each in scores.items():
+        if each:
+            error = float(np.std(each, ddof=1)) / len(each) ** 0.5 if len(each) > 1 else 0.0
+            rows.append({"k": k, "score": float(np.mean(each)), "error": error})
+    return rows or [{"k": problem.k, "score": 0.0, "error": 0.0}]
+
+
+def within_error(rows: Sequence[dict[str, float]]) -> int:
+    """Return the smallest k whose score is within a standard error of the best."""
+    best = max(rows, key=lambda row: row["score"])
+    return int(min(row["k"] for row in rows if row["score"] >= best["score"] - best["error"]))

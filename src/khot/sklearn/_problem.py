@@ -71,6 +71,10 @@ class Problem:
         purse = Purse(self.purse.costs[list(units)], self.purse.budget)
         return replace(self, x=self.x[:, self.columns(units)], units=own, purse=purse, made={})
 
+    def spending(self, k: int) -> "Problem":
+        """Return the problem with another number of units to choose."""
+        return replace(self, purse=Purse(np.ones(len(self.units)), k), made={})
+
     def rows(self, which: Any) -> "Problem":
         """Return the problem with some of the rows, a slice or indices."""
         classes = None if self.classes is None else self.classes[which]
@@ -133,9 +137,9 @@ class Problem:
         return rest
 
     def _products(self, rest: np.ndarray) -> list[Item]:
-        """Return the products of columns of different units that explain most of a residual."""
+        """Return the products of columns that explain most of a residual, and more than chance does."""
         n, owner = self.x.shape[1], np.empty(self.x.shape[1], dtype=int)
-        if not 2 <= n <= PAIRED or self.k < 2:
+        if not 2 <= n <= PAIRED or self.k < 2 <= n == len(self.units):
             return []
         for u, columns in enumerate(self.units):
             owner[columns] = u
@@ -156,7 +160,7 @@ class Problem:
             if share < least:
                 break
             units = tuple(int(u) for u in np.unique(owner[list(columns)]))
-            if len(units) == len(columns) and self.purse.room(units) >= 0 and len(result) < PRODUCTS:
+            if self.purse.room(units) >= 0 and len(result) < PRODUCTS:
                 product = z[:, list(columns)].prod(1)
                 product = product - np.average(product, weights=self.weight)
                 scale = np.sqrt(np.average(product**2, weights=self.weight)) or 1.0

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral
 from typing import Any, Self
 
@@ -20,9 +20,10 @@ from .. import _check
 from .._threads import threads_for
 from ..relaxations import sigmoid_topk
 from ._blocks import Purse
-from ._portfolio import Portfolio
+from ._portfolio import Portfolio, curve, within_error
 from ._problem import Problem, Strategy, folds_of
 
+AUTO, MOST = "auto", 30  # and the largest k, if `max_features` does not say
 TASKS = ("auto", "classification", "regression", "reconstruction")
 DENSE = 2000  # columns of a sparse matrix that are looked at closely
 SMALL = 50_000_000  # numbers of a table that are kept in double precision
@@ -37,7 +38,9 @@ class KHotSelector(SelectorMixin, BaseEstimator):
     finds linear effects among many columns, others that are not linear, and features that matter only together.
 
     Args:
-        n_features_to_select: k, an int, or a fraction of the features, a float in (0, 1]; None for half of them.
+        n_features_to_select: k, an int, or a fraction of the features, a float in (0, 1]; None for half of them; "auto"
+            for the smallest k whose held-out score is within a standard error of the best.
+        max_features: with "auto", the largest k; None for all features, but at most 30.
         strategy: how to choose, a function of a `khot.sklearn.Problem` that returns a `khot.sklearn.Choice`.
         task: "classification", "regression" or "reconstruction" (of all features from k of them; y is ignored);
             "auto" finds it from y: reconstruction if it is None; classification if it holds strings, booleans, or
@@ -54,6 +57,8 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         inclusion_probabilities_: (n_features), σ_k of the scores, in [0, 1] with sum k (over groups, if there are any).
         history_: what the strategy measured on the way, dicts: the candidates of a portfolio with their scores, the
             best first; or the steps of a gate's training.
+        curve_: with "auto", a dict for each k that was tried: k, score, error. The score is that of `Portfolio`, of
+            choices from other rows.
         task_: the task that was found.
         classes_: of a classification.
         n_features_in_, feature_names_in_: as usual.
@@ -68,9 +73,10 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         (2000, 2)
     """
 
-    n_features_to_select: float | None = None
+    n_features_to_select: float | str | None = None
     _: KW_ONLY
-    strategy: Strategy = field(default_factory=Portfolio)
+    max_features: int | None = None
+    strategy: Strategy = Portfolio()
     task: str = "auto"
     groups: Sequence[Sequence[int | str]] | None = None
     costs: Sequence[float] | None = None
@@ -97,6 +103,10 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         units, purse = self._units(x.shape[1])
         with threads_for(0), threadpool_limits(1):
             problem, kept = self._problem(x, target, weight, groups, units, purse, seed)
+            self.curve_: list[dict[str, float]] = []
+            if self.n_features_to_select == AUTO:
+                self.curve_ = curve(problem, self.strategy)
+                problem = problem.spending(within_error(self.curve_))
             choice = self.strategy(problem)
         scores = np.full(len(units), float(np.min(choice.scores)) - 1.0)
         scores[kept] = choice.scores
@@ -129,7 +139,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         if (self.costs is None) != (self.budget is None):
             raise ValueError("`costs` and `budget` must be given together.")
         if self.costs is None or self.budget is None:
-            return units, Purse(np.ones(len(units)), number_of_features(self.n_features_to_select, len(units)))
+            return units, Purse(np.ones(len(units)), self._count(len(units)))
         if self.n_features_to_select is not None:
             raise ValueError("`n_features_to_select` must be None if there is a `budget`.")
         costs = np.asarray(self.costs, dtype=np.float64)
@@ -139,6 +149,18 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         if not each.min() <= self.budget * (1 + 1e-12):
             raise ValueError(f"`budget` must be ≥ {each.min():g}, the lowest cost of a feature; got {self.budget}.")
         return units, Purse(each, float(self.budget))
+
+    def _count(self, n: int) -> int:
+        """Return k, or the largest k of "auto"."""
+        if not isinstance(self.n_features_to_select, str):
+            if self.max_features is not None:
+                raise ValueError('`max_features` needs `n_features_to_select="auto"`.')
+            return number_of_features(self.n_features_to_select, n)
+        _check.one_of("n_features_to_select", self.n_features_to_select, (AUTO,))
+        if self.max_features is None:
+            return min(n, MOST)
+        _check.at_least("max_features", self.max_features, 1)
+        return min(n, int(self.max_features))
 
     def _validated(self, X: Any, y: Any) -> tuple[Any, np.ndarray]:
         """Return features and what to predict, numbers or indices of classes, (rows, …); set `task_` and `classes_`."""
@@ -202,7 +224,7 @@ def number_of_features(given: float | None, n: int) -> int:
     """Return k of n: from an int, a fraction, or None for half."""
     if given is None:
         return max(1, n // 2)
-    _check.number("n_features_to_select", given, "an int, a float or None")
+    _check.number("n_features_to_select", given, "an int, a float, \"auto\" or None")
     if isinstance(given, Integral):
         if not 1 <= int(given) <= n:
             raise ValueError(f"`n_features_to_select` must satisfy 1 ≤ k ≤ {n} (number of features); got {given}.")
