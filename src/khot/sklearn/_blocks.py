@@ -132,12 +132,16 @@ class Blocks:
             gain[which] = np.einsum("mat,mat->m", r, np.linalg.solve(inner + RIDGE * np.eye(size), r))
         return gain / max(float(self.null.sum()), 1e-300)
 
-    def forward(self, units: Iterable[int] = ()) -> Units:
-        """Add the units that lower the training error most per unit of cost, one or the partners of a product at once.
+    def starts(self) -> list[Units]:
+        """Return what forward selection leads to; with costs, also if it does not look at them."""
+        return [self.forward()] if self.purse.is_count else [self.forward(), self.forward(thrift=0.0)]
+
+    def forward(self, thrift: float = 1.0) -> Units:
+        """Add the units that lower the training error most per cost ** thrift, one or the partners of a product at once.
 
         Ends when nothing more fits; with a count, the set is full.
         """
-        chosen, n = list(units), len(self.purse.costs)
+        chosen, n = list[int](), len(self.purse.costs)
         while True:
             room, gain = self.purse.room(chosen), self.gains(chosen)
             moves = {}
@@ -146,7 +150,7 @@ class Blocks:
                 cost = float(self.purse.costs[list(new)].sum())
                 if new and cost <= room:
                     alone = sum(gain[u] for u in new) if len(needs) > 1 else 0.0
-                    moves[new] = max(moves.get(new, -1.0), (value + alone) / cost)
+                    moves[new] = max(moves.get(new, -1.0), (value + alone) / max(len(new), cost**thrift))
             if not moves:
                 return tuple(sorted(chosen))
             chosen += max(moves, key=lambda new: (moves[new], [-u for u in new]))
@@ -171,16 +175,31 @@ class Blocks:
     def neighbours(self, chosen: Units) -> list[Units]:
         """Return sets that differ in a unit, a few for each that goes, those first that lower the training error most."""
         found: list[tuple[float, Units]] = []
+        losses: dict[int, float] = {}
         for gone in (*chosen, *(() if self.purse.is_count else (None,))):
             kept = [u for u in chosen if u != gone]
             gain, room = self._unit_gains(kept), self.purse.room(kept)
             lost = gain[gone] if gone is not None else 0.0
+            if gone is not None:
+                losses[gone] = lost
             gain[list(chosen)] = -1.0
             gain[self.purse.costs > room] = -1.0
             best = np.argsort(-gain, kind="stable")[:BESIDE]
             found += [(gain[u] - lost, tuple(sorted((*kept, int(u))))) for u in best if gain[u] >= 0]
             if not self.purse.is_count and kept and gone is not None:
                 found.append((-lost, tuple(sorted(kept))))
+        if not self.purse.is_count:  # a dear one, for as many of those that are least missed as pay for it
+            gain = self._unit_gains(chosen)
+            order = sorted(losses, key=lambda u: losses[u] / self.purse.costs[u])
+            for new in np.flatnonzero(self.purse.costs <= self.purse.budget):
+                kept = list(chosen)
+                for u in order:
+                    if self.purse.room([*kept, int(new)]) >= 0:
+                        break
+                    kept.remove(u)
+                if new not in chosen and self.purse.room([*kept, int(new)]) >= 0:
+                    lost = sum(losses[u] for u in chosen if u not in kept)
+                    found.append((gain[new] - lost, tuple(sorted({*kept, int(new)}))))
         return [units for _, units in sorted(found, key=lambda each: (-each[0], each[1]))]
 
     def _unit_gains(self, kept: Sequence[int]) -> np.ndarray:

@@ -43,7 +43,7 @@ def splicing(problem: Problem) -> Choice:
     if is_plain and narrow.classes is not None and starts and not narrow.stopped:
         starts.append(_logistic(narrow.sample(LOGISTIC_ROWS), starts[0]))
     if not starts or len(narrow.units) <= NARROW:
-        starts.append(blocks.forward())
+        starts += blocks.starts()
     return lifted(problem, _best(blocks, starts), blocks, kept)
 
 
@@ -87,7 +87,7 @@ def surfaces(problem: Problem) -> Choice:
     """
     narrow, kept = problem.sample().narrow(NARROW)
     blocks = narrow.surface
-    return lifted(problem, _best(blocks, [blocks.forward()]), blocks, kept)
+    return lifted(problem, _best(blocks, blocks.starts()), blocks, kept)
 
 
 def trees(problem: Problem) -> Choice:
@@ -252,6 +252,10 @@ class Portfolio:
 
     def __call__(self, problem: Problem) -> Choice:
         """Return the choice of the best strategy."""
+        with threads_for(0), threadpool_limits(1):
+            return self._choice(problem)
+
+    def _choice(self, problem: Problem) -> Choice:
         skip = (surfaces, trees) if problem.task == "reconstruction" else ()
         strategies = [strategy for strategy in self.strategies if strategy not in skip]
         folds = [] if len(strategies) < 2 else range(min(_outer(len(problem.x)), int(problem.fold.max())))

@@ -1,6 +1,7 @@
 """Feature selection in scikit-learn's terms: the best k columns, or groups of columns, for a prediction."""
 
 import hashlib
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral
@@ -14,10 +15,8 @@ from sklearn.feature_selection import SelectorMixin
 from sklearn.utils import check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
-from threadpoolctl import threadpool_limits
 
 from .. import _check
-from .._threads import threads_for
 from ..relaxations import sigmoid_topk
 from ._blocks import Purse
 from ._portfolio import Portfolio, curve, within_error
@@ -50,6 +49,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         budget: the most that the chosen ones may cost, instead of `n_features_to_select`.
         random_state: an int, for the same result each time.
         callback: called with dicts of progress; the search stops soon after it returns True, with the best so far.
+        verbose: 1 shows a line of progress on stderr, as scikit-learn's estimators do; 0 shows nothing.
 
     Attributes:
         scores_: (n_features), larger is better. By the default strategy, they are the held-out loss that is paid for
@@ -83,6 +83,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
     budget: float | None = None
     random_state: int | np.random.RandomState | None = None
     callback: Callable[[dict[str, Any]], bool | None] | None = None
+    verbose: int = 0
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, groups: Any = None) -> Self:
         """Choose by X (rows, features), which may be sparse, and y (rows) or (rows, outputs).
@@ -95,19 +96,22 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         _check.one_of("task", self.task, TASKS)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         x, target = self._validated(X, y)
+        if sparse.issparse(x) and x.shape[1] <= DENSE:
+            x = x.toarray()
         weight = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
         if groups is not None:
             groups = np.unique(column_or_1d(np.asarray(groups)), return_inverse=True)[1]
             if len(groups) != x.shape[0]:
                 raise ValueError(f"`groups` must have a label for each of the {x.shape[0]} rows; got {len(groups)}.")
         units, purse = self._units(x.shape[1])
-        with threads_for(0), threadpool_limits(1):
-            problem, kept = self._problem(x, target, weight, groups, units, purse, seed)
-            self.curve_: list[dict[str, float]] = []
-            if self.n_features_to_select == AUTO:
-                self.curve_ = curve(problem, self.strategy)
-                problem = problem.spending(within_error(self.curve_))
-            choice = self.strategy(problem)
+        problem, kept = self._problem(x, target, weight, groups, units, purse, seed)
+        self.curve_: list[dict[str, float]] = []
+        if self.n_features_to_select == AUTO:
+            self.curve_ = curve(problem, self.strategy)
+            problem = problem.spending(within_error(self.curve_))
+        choice = self.strategy(problem)
+        if self.verbose:
+            sys.stderr.write("\n")
         scores = np.full(len(units), float(np.min(choice.scores)) - 1.0)
         scores[kept] = choice.scores
         budget = len(choice.units)
@@ -195,7 +199,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         y = y - np.average(y, axis=0, weights=weight) if classes is not None else standardised(_drawn_in(y), weight)
         kept = np.arange(len(units))
         if sparse.issparse(x):
-            if self.task_ == "reconstruction" and x.shape[1] > DENSE:
+            if self.task_ == "reconstruction":
                 raise ValueError(f"a sparse X must have at most {DENSE} columns without y; got {x.shape[1]}.")
             kept = _promising(x, y, weight, units)
             columns = np.concatenate([units[u] for u in kept])
@@ -206,8 +210,18 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         x = standardised(x, weight)
         y = x if self.task_ == "reconstruction" else y
         fold = folds_of(classes, len(x), None if groups is None else groups[first])
-        how = {"task": self.task_, "seed": seed, "callback": self.callback}
+        how = {"task": self.task_, "seed": seed, "callback": self._tell}
         return Problem(x, y, classes, weight, fold, tuple(units), purse, **how), kept
+
+    def _tell(self, entry: dict[str, Any]) -> bool | None:
+        """Show a line of progress, if it is wanted, and pass it on."""
+        if self.verbose:
+            now = f"{entry.get('candidate')}, {entry.get('done')} of {entry.get('total')} done"
+            if "step" in entry:
+                now = f"step {entry['step']} of {entry['steps']}, validation loss {entry['validation_loss']:.4f}"
+                now += f", features {entry['budget']}"
+            sys.stderr.write(f"\rKHotSelector: {now:<70}")
+        return self.callback(entry) if self.callback is not None else None
 
     def _get_support_mask(self) -> np.ndarray:
         check_is_fitted(self)
