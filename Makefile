@@ -119,6 +119,7 @@ moe: $(call stamp,test)
 selection: $(call stamp,test)
 	$(BIN)/python -m benchmarks.feature_selection
 	$(BIN)/python -m benchmarks.feature_selection_choices
+	$(BIN)/python -m benchmarks.selection_contest
 
 # Which map for nearest neighbours? A quarter of an hour; the files that docs/search.md shows. LMNN and MLKR need metric-learn.
 neighbors: $(call stamp,test)

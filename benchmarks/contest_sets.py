@@ -192,7 +192,14 @@ SETS: dict[str, Make] = {
     "categories": categories(600, 30, 4, 8, is_class=False),
     "categories, classes": categories(800, 30, 4, 6, is_class=True),
     "make_classification": scikit(
-        datasets.make_classification, 5, 0, n_samples=500, n_features=100, n_informative=5, n_redundant=15, shuffle=False
+        datasets.make_classification,
+        5,
+        0,
+        n_samples=500,
+        n_features=100,
+        n_informative=5,
+        n_redundant=15,
+        shuffle=False,
     ),
     "ten clusters": scikit(
         datasets.make_classification,

@@ -1,9 +1,9 @@
-"""Which features? Selection by khot's gate, by other gates and by scikit-learn's methods, where the answer is known or not.
+"""Which features? Selection by khot's gate, by other gates and by scikit-learn's methods, on sets of many kinds.
 
 Recovery: on synthetic sets, the share of the true features among the k selected, and whether all are there. Scores: on
 digits, breast cancer and (if you have it) MNIST, the test accuracy of plain models on k selected features. Methods run
-at one setting each: khot's gate at its defaults, the others at published ones or at the best of `--tune`. One thread. Writes
-`feature_selection.csv`, two tables and a figure of the docs. Ctrl-C ends early, and writes what there is.
+at one setting each: khot's gate at its defaults, the others at published ones or at the best of `--tune`. One thread.
+Writes `feature_selection.csv`, two tables and a figure of the docs. Ctrl-C ends early, and writes what there is.
 """
 
 from __future__ import annotations

@@ -78,7 +78,11 @@ def on_digits(seed: int, **how: Any) -> float:
     x, y = load_digits(return_X_y=True)
     folds = list(StratifiedKFold(5, shuffle=True, random_state=0).split(x, y))
     chosen, held = folds[seed % 5]
-    steps = StandardScaler(), KHotSelector(10, random_state=seed, strategy=Gate(**how)), LogisticRegression(max_iter=1000)
+    steps = (
+        StandardScaler(),
+        KHotSelector(10, random_state=seed, strategy=Gate(**how)),
+        LogisticRegression(max_iter=1000),
+    )
     return float(make_pipeline(*steps).fit(x[chosen], y[chosen]).score(x[held], y[held]))
 
 

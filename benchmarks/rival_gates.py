@@ -1,7 +1,8 @@
 """Published gates to compare with, the concrete autoencoder's selector, STG and L2X's: our own implementations.
 
-Network, steps, batches and the network's learning rate are those of `khot.sklearn.Gate`. Noise is drawn for each row, which did
-better here than the published draw for each batch; all rows train, and the last scores are taken, not the best.
+Network, steps, batches and the network's learning rate are those of `khot.sklearn.Gate`. Noise is drawn for each row,
+which did better here than the published draw for each batch; all rows train, and the last scores are taken, not the
+best.
 """
 
 from __future__ import annotations

@@ -148,8 +148,8 @@ def rank_table(rows: Sequence[Any]) -> str:
     notes = (
         f"Mean ranks of {len(lines)} methods (1 is the best) by a boosted-tree model and a linear one on the chosen "
         f"columns: on all {len(sets)} sets, and on the {len(fresh)} that were not looked at while khot was made. "
-        f"{len({row.seed for row in rows})} seeds; scores that are equal to a thousandth share a rank. Seconds are of one "
-        f"core. Boruta, mRMR and STG are our own implementations. Boruta, forest-RFE and STG are not run on more than "
+        f"Seeds: {len({row.seed for row in rows})}. Scores that are equal to a thousandth share a rank. Seconds are of "
+        f"one core. Boruta, mRMR and STG are our own implementations. Boruta, forest-RFE and STG are not run on more than "
         f"{SLOW} columns."
     )
     return "\n\n".join([NOTE, markdown_table(heading, lines), notes]) + "\n"
@@ -236,7 +236,9 @@ def main() -> int:
     common.write_table(places.tables / "selection-contest.md", rank_table(rows))
     common.write_table(places.tables / "selection-contest-sets.md", score_table(rows))
     common.write_picture(places.images / "selection-contest.svg", figure(rows))
-    common.show(args, [vars(row) if not isinstance(row, tuple) else row for row in rows], rank_table(rows) + score_table(rows))
+    common.show(
+        args, [vars(row) if not isinstance(row, tuple) else row for row in rows], rank_table(rows) + score_table(rows)
+    )
     return 0
 
 

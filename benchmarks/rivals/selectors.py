@@ -75,7 +75,9 @@ def lasso(x: np.ndarray, y: np.ndarray, k: int, is_class: bool, seed: int) -> np
     if is_class:
         lowest = l1_min_c(x, y, loss="log")
         for step, c in enumerate(lowest * np.logspace(0, 2.5, 12)):
-            model = LogisticRegression(l1_ratio=1, solver="liblinear" if len(np.unique(y)) == 2 else "saga", C=c, tol=1e-3)
+            model = LogisticRegression(
+                l1_ratio=1, solver="liblinear" if len(np.unique(y)) == 2 else "saga", C=c, tol=1e-3
+            )
             size = np.abs(model.fit(x, y).coef_).max(0)
             first = np.where((size > 0) & (first > step), step, first)
             if (first <= step).sum() >= k:

@@ -82,7 +82,9 @@ def test_without_the_knockoffs_of_each_column_the_bound_breaks():
 
 def test_nothing_is_found_where_nothing_is():
     rng = np.random.default_rng(0)
-    hits = sum(knockoffs(rng.standard_normal((100, 20)), rng.standard_normal(100), Q, seed=i).selected.any() for i in range(20))
+    hits = sum(
+        knockoffs(rng.standard_normal((100, 20)), rng.standard_normal(100), Q, seed=i).selected.any() for i in range(20)
+    )
     assert hits <= 9  # FDR ≤ .2 of all-null runs: at most one run in five, and luck
 
 

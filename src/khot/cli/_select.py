@@ -29,7 +29,7 @@ File = typer.Argument(
 Target = typer.Option(help="The column to predict. If omitted, choose the k columns that best reconstruct the others.")
 Group = typer.Option(
     metavar="NAME=A,B",
-    help="Features that count as one, such as size=width,height; or a column of strings, such as colour. Repeat for more.",
+    help="Features that count as one, such as size=width,height; or a column of strings. Repeat for more.",
 )
 Costs = typer.Option(help="A CSV file with a feature or group and its cost in each line. Needs --budget.")
 FalseDiscoveries = typer.Option(

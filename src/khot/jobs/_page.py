@@ -98,7 +98,8 @@ def lines(
 ) -> Html:
     """Draw curves over steps, or another x, with a legend.
 
-    Points that are not finite, or not positive on a log scale, are left out. An axis that is not logarithmic has whole numbers from 0 if all values are.
+    Points that are not finite, or not positive on a log scale, are left out. An axis that is not logarithmic has whole
+    numbers from 0 if all values are.
     """
 
     def draw(axes: Any) -> None:

@@ -190,10 +190,10 @@ def candidates_header(s: Selection) -> list[str]:
 def candidate_rows(s: Selection) -> list[list[str]]:
     """Return rows of a table: a strategy, and what its choices were worth on held-out rows."""
     kinds = ["linear", "boosted"] if _has_trees(s) else ["linear"]
+    errors = [f" ± {c['error']:.3f}" if c["error"] else "" for c in s.candidates]
     return [
-        [c["candidate"], *(f"{c[kind]:.3f}" for kind in kinds)]
-        + [f"{c['score']:.3f}" + (f" ± {c['error']:.3f}" if c["error"] else "")]
-        for c in s.candidates
+        [c["candidate"], *(f"{c[kind]:.3f}" for kind in kinds), f"{c['score']:.3f}{error}"]
+        for c, error in zip(s.candidates, errors, strict=True)
     ]
 
 
@@ -232,6 +232,8 @@ def _decision(s: Selection) -> list[Html]:
         name = s.candidates[0]["candidate"]
         parts.append(tag("p", f"{name.capitalize()} chose: on rows held out, its choices were worth most."))
         parts.append(table(candidates_header(s), candidate_rows(s), [0]))
-        how = "Each strategy chose from training rows. A linear model and boosted trees on its columns scored the others."
+        how = (
+            "Each strategy chose from training rows. A linear model and boosted trees on its columns scored the others."
+        )
         parts.append(dim(f"{how} Of classes, R² is that of their indicators."))
     return parts

@@ -137,14 +137,14 @@ class Blocks:
         return [self.forward()] if self.purse.is_count else [self.forward(), self.forward(thrift=0.0)]
 
     def forward(self, thrift: float = 1.0) -> Units:
-        """Add the units that lower the training error most per cost ** thrift, one or the partners of a product at once.
+        """Add the units that lower the training error most per cost ** thrift, one, or the partners of a product.
 
         Ends when nothing more fits; with a count, the set is full.
         """
         chosen, n = list[int](), len(self.purse.costs)
         while True:
             room, gain = self.purse.room(chosen), self.gains(chosen)
-            moves = {}
+            moves: dict[Units, float] = {}
             for needs, value in zip(self.units, gain, strict=True):
                 new = tuple(u for u in needs if u not in chosen)
                 cost = float(self.purse.costs[list(new)].sum())
@@ -153,7 +153,8 @@ class Blocks:
                     moves[new] = max(moves.get(new, -1.0), (value + alone) / max(len(new), cost**thrift))
             if not moves:
                 return tuple(sorted(chosen))
-            chosen += max(moves, key=lambda new: (moves[new], [-u for u in new]))
+            best = max(moves.items(), key=lambda move: (move[1], [-u for u in move[0]]))
+            chosen += best[0]
             if len(chosen) == n:
                 return tuple(range(n))
 
@@ -173,7 +174,7 @@ class Blocks:
         return chosen
 
     def neighbours(self, chosen: Units) -> list[Units]:
-        """Return sets that differ in a unit, a few for each that goes, those first that lower the training error most."""
+        """Return sets that differ in a unit, a few for each that goes; first those of the lowest training error."""
         found: list[tuple[float, Units]] = []
         losses: dict[int, float] = {}
         for gone in (*chosen, *(() if self.purse.is_count else (None,))):

@@ -143,7 +143,7 @@ class Gate:
                 continue
             found, is_final = _evaluate(gate, net, validation, owner), step >= annealing
             if not is_final or found < best or not result.isfinite().all():
-                result = gate.scores.detach().clone()
+                result = gate.get_parameter("scores").detach().clone()
             if is_final and found < best:
                 best, best_step = found, step
             means = {"train_loss": sum(losses) / len(losses), "validation_loss": found}
@@ -191,18 +191,16 @@ def _evaluate(gate: KHotGate, net: nn.Module, rows: Rows, owner: Tensor) -> floa
     """Return the mean loss with the k best features alone."""
     gate.eval()
     with torch.no_grad():
-        mask = gate.mask(rows.x.new_ones(1, len(gate.scores)))[:, owner]
+        mask = gate.mask(rows.x.new_ones(1, gate.get_parameter("scores").numel()))[:, owner]
         losses = _losses(net(rows.x * mask), rows.y)
     gate.train()
     return float((losses * rows.weight).sum() / rows.weight.sum())
 
 
-def _loss(
-    gate: KHotGate, net: nn.Module, x: Tensor, y: Tensor, owner: Tensor, generator: torch.Generator
-) -> Tensor:
+def _loss(gate: KHotGate, net: nn.Module, x: Tensor, y: Tensor, owner: Tensor, generator: torch.Generator) -> Tensor:
     """Return the mean over a batch; an estimator that wants the objective tries every sample on a part of it."""
     if gate.design is None or not gate.takes_objective:
-        mask = gate.mask(x.new_ones(len(x), len(gate.scores)), generator=generator)
+        mask = gate.mask(x.new_ones(len(x), gate.get_parameter("scores").numel()), generator=generator)
         return _losses(net(x * mask[:, owner]), y).mean()
     parts = min(MASKS, len(x))
     x, y = (part[: len(part) // parts * parts].unflatten(0, (parts, -1)) for part in (x, y))
@@ -214,7 +212,9 @@ def _loss(
         outputs = net(m * x.flatten(0, 1))
         return _losses(outputs, y.flatten(0, 1).expand(*outputs.shape[:-1], *y.shape[2:])).mean(-1)
 
-    return gate.estimator(gate.law(x.new_ones(1, len(gate.scores))), objective, num_samples=parts, generator=generator)
+    return gate.estimator(
+        gate.law(x.new_ones(1, gate.get_parameter("scores").numel())), objective, num_samples=parts, generator=generator
+    )
 
 
 def _losses(output: Tensor, y: Tensor) -> Tensor:

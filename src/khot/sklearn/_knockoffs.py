@@ -59,7 +59,7 @@ def gaussian_knockoffs(x: np.ndarray, *, seed: int = 0) -> np.ndarray:
     values, vectors = np.linalg.eigh((covariance + covariance.T) / 2)
     root = vectors * np.sqrt(np.maximum(values, 0))
     noise = np.random.default_rng(seed).standard_normal((rows, n)) @ root.T
-    return mean + scale * (z - s * z @ inverse + noise)
+    return np.asarray(mean + scale * (z - s * z @ inverse + noise))
 
 
 def knockoffs(x: Any, y: Any, q: float = 0.1, *, task: str = "regression", seed: int = 0) -> Discoveries:

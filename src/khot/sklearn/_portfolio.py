@@ -62,8 +62,8 @@ def _spliced(problem: Problem, z: np.ndarray | None = None, weight: np.ndarray |
     purse = problem.purse
     if not purse.is_count:
         given["costs"] = torch.from_numpy(purse.costs)
-    tensors = (torch.from_numpy(np.ascontiguousarray(part)) for part in (a, b))
-    found = splice(*tensors, purse.budget if not purse.is_count else problem.k, **given)
+    left, right = (torch.from_numpy(np.ascontiguousarray(part)) for part in (a, b))
+    found = splice(left, right, problem.k if purse.is_count else purse.budget, **given)
     return tuple(found.support.nonzero().flatten().tolist())
 
 
@@ -135,7 +135,7 @@ def _importance(problem: Problem, units: Sequence[int], held: np.ndarray) -> np.
         stacked = np.tile(y, (len(part), 1)), np.tile(weight, len(part))
         errors = _errors(predict, mixed.reshape(-1, new.shape[1]), *stacked)
         result += errors.reshape(len(part), -1).sum(1).tolist()
-    return np.array(result[1:]) - result[0]
+    return np.asarray(np.array(result[1:]) - result[0])
 
 
 def _boosted(problem: Problem, x: np.ndarray) -> tuple[Predict, np.ndarray]:
@@ -271,7 +271,7 @@ class Portfolio:
     def _tried(self, problem: Problem, tasks: Sequence[tuple[int, Strategy]]) -> Iterable[dict[str, float]]:
         if self.n_jobs not in (None, 1):
             quiet = replace(problem, callback=None)
-            return Parallel(self.n_jobs)(delayed(_trial)(quiet, *task) for task in tasks)
+            return list(Parallel(self.n_jobs)(delayed(_trial)(quiet, *task) for task in tasks))
         return self._in_turn(problem, tasks)
 
     @staticmethod

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,10 +65,10 @@ class Problem:
         """Return the columns of some units."""
         return np.concatenate([np.zeros(0, dtype=int), *(self.units[u] for u in units)])
 
-    def of(self, units: Sequence[int]) -> "Problem":
+    def of(self, units: Any) -> "Problem":
         """Return the problem with these units alone."""
         ends = np.cumsum([0, *(len(self.units[u]) for u in units)])
-        own = tuple(np.arange(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True))
+        own = tuple(np.arange(a, b) for a, b in pairwise(ends))
         purse = Purse(self.purse.costs[list(units)], self.purse.budget)
         return replace(self, x=self.x[:, self.columns(units)], units=own, purse=purse, made={})
 
@@ -86,20 +87,21 @@ class Problem:
         """Return the problem with the most promising units, and which they are; all if there are not more."""
         if len(self.units) <= most:
             return self, np.arange(len(self.units))
-        found = self.made.setdefault(most, None)
-        if found is None:
-            found = self.made[most] = screened(self, most)
-        kept = np.union1d(found, np.array(keep, dtype=int))
-        key = kept.tobytes()
-        if key not in self.made:
-            self.made[key] = self.of(kept), kept
-        return self.made[key]
+        if most not in self.made:
+            self.made[most] = screened(self, most)
+        kept = np.union1d(self.made[most], np.array(keep, dtype=int))
+        part: Problem = self.made.setdefault(kept.tobytes(), None) or self.of(kept)
+        self.made[kept.tobytes()] = part
+        return part, kept
 
     def sample(self, most: int = ROWS) -> "Problem":
         """Return the problem with the first rows, which are in a random order; all if there are not more."""
         if len(self.x) <= most:
             return self
-        return self.made.setdefault(("rows", most), self.rows(slice(0, most)))
+        if "rows" not in self.made:
+            self.made["rows"] = self.rows(slice(0, most))
+        part: Problem = self.made["rows"]
+        return part
 
     @cached_property
     def linear(self) -> Blocks:
@@ -115,7 +117,7 @@ class Problem:
         return Blocks([*items, *self._products(self._residual(items))], self.y, *how)
 
     def _steps(self, columns: np.ndarray) -> np.ndarray:
-        """Return columns, and indicators of the intervals between quantiles of each, or of its values if they are few."""
+        """Return columns, and indicators of the intervals between quantiles of each, or of its values if few."""
         parts = [np.clip(self.x[:, columns], -FAR, FAR)]
         for values in self.x[:, columns].T:
             edges = cuts(values)
@@ -134,7 +136,7 @@ class Problem:
         rest = self.y - design @ np.linalg.solve(inner, (design * self.weight[:, None]).T @ self.y)
         if rest.shape[1] > DIRECTIONS:
             rest = rest @ np.linalg.eigh(rest.T @ rest)[1][:, -DIRECTIONS:]
-        return rest
+        return np.asarray(rest)
 
     def _products(self, rest: np.ndarray) -> list[Item]:
         """Return the products of columns that explain most of a residual, and more than chance does."""
@@ -151,17 +153,17 @@ class Problem:
         if n <= TRIPLED and self.k >= 3:
             for first in range(n - 2):
                 i, j = np.triu_indices(n - first - 1, 1)
-                places = i + first + 1, j + first + 1
-                self._scan(z, rest * z[:, [first]], self.weight, places, (first,), size, found, z[:, first] ** 2)
+                after = i + first + 1, j + first + 1
+                self._scan(z, rest * z[:, [first]], self.weight, after, (first,), size, found, z[:, first] ** 2)
         count = n * n / 2 + (n**3 / 6 if n <= TRIPLED and self.k >= 3 else 0)
         least = (2 * np.log(count) + CHANCE + rest.shape[1]) / len(z)
-        result, taken = [], sorted(found, key=lambda each: (-each[0], each[1]))
-        for share, columns in taken[: 3 * PRODUCTS]:
+        result: list[Item] = []
+        for share, places in sorted(found, key=lambda each: (-each[0], each[1]))[: 3 * PRODUCTS]:
             if share < least:
                 break
-            units = tuple(int(u) for u in np.unique(owner[list(columns)]))
+            units = tuple(int(u) for u in np.unique(owner[list(places)]))
             if self.purse.room(units) >= 0 and len(result) < PRODUCTS:
-                product = z[:, list(columns)].prod(1)
+                product = z[:, list(places)].prod(1)
                 product = product - np.average(product, weights=self.weight)
                 scale = np.sqrt(np.average(product**2, weights=self.weight)) or 1.0
                 result.append(Item(units, (product / scale)[:, None]))
@@ -187,8 +189,8 @@ class Problem:
         for r in rest.T:
             share += ((part * (weight * r)[:, None]).T @ part)[i - low, j - low] ** 2
         share /= np.maximum(norm, 1e-12) * size
-        for at in np.argsort(-share, kind="stable")[:PRODUCTS]:
-            found.append((float(share[at]), (*first, int(i[at]), int(j[at]))))
+        best = np.argsort(-share, kind="stable")[:PRODUCTS]
+        found += [(float(share[at]), (*first, int(i[at]), int(j[at]))) for at in best]
 
 
 class Choice(NamedTuple):
@@ -212,7 +214,7 @@ def cuts(values: np.ndarray, most: int = BINS) -> np.ndarray:
     some = ordered[np.r_[True, ordered[1:] != ordered[:-1]]]
     if len(some) > most:
         return np.unique(ordered[np.linspace(0, len(ordered), most + 1).astype(int)[1:-1]])
-    return (some[1:] + some[:-1]) / 2
+    return np.asarray((some[1:] + some[:-1]) / 2)
 
 
 def folds_of(classes: np.ndarray | None, rows: int, groups: np.ndarray | None) -> np.ndarray:

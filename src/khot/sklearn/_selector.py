@@ -4,6 +4,7 @@ import hashlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from itertools import pairwise
 from numbers import Integral
 from typing import Any, Self
 
@@ -22,6 +23,7 @@ from ._blocks import Purse
 from ._portfolio import Portfolio, curve, within_error
 from ._problem import Problem, Strategy, folds_of
 
+PORTFOLIO = Portfolio()
 AUTO, MOST = "auto", 30  # and the largest k, if `max_features` does not say
 TASKS = ("auto", "classification", "regression", "reconstruction")
 DENSE = 2000  # columns of a sparse matrix that are looked at closely
@@ -76,7 +78,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
     n_features_to_select: float | str | None = None
     _: KW_ONLY
     max_features: int | None = None
-    strategy: Strategy = Portfolio()
+    strategy: Strategy = PORTFOLIO
     task: str = "auto"
     groups: Sequence[Sequence[int | str]] | None = None
     costs: Sequence[float] | None = None
@@ -134,7 +136,9 @@ class KHotSelector(SelectorMixin, BaseEstimator):
             for given in group:
                 at = names.get(given) if isinstance(given, str) else given
                 if at is None or not 0 <= at < n:
-                    raise ValueError(f"`groups` must name columns of X, or their numbers from 0 to {n - 1}; got {given!r}.")
+                    raise ValueError(
+                        f"`groups` must name columns of X, or their numbers from 0 to {n - 1}; got {given!r}."
+                    )
                 columns.append(int(at))
             if not columns or len(np.unique(owner[columns])) < len(columns) or (owner[columns] != columns).any():
                 raise ValueError(f"a column must be in one of `groups`, once; got {list(group)!r}.")
@@ -188,7 +192,14 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         return x, index.astype(np.float64)[:, None]
 
     def _problem(
-        self, x: Any, target: np.ndarray, weight: np.ndarray, groups: Any, units: list[np.ndarray], purse: Purse, seed: int
+        self,
+        x: Any,
+        target: np.ndarray,
+        weight: np.ndarray,
+        groups: Any,
+        units: list[np.ndarray],
+        purse: Purse,
+        seed: int,
     ) -> tuple[Problem, np.ndarray]:
         """Return the problem for the strategy, and which units it has: of a sparse matrix, the most promising."""
         first, weight = _merged(x, target, weight, groups)
@@ -205,12 +216,12 @@ class KHotSelector(SelectorMixin, BaseEstimator):
             columns = np.concatenate([units[u] for u in kept])
             x = x[:, columns].toarray()
             ends = np.cumsum([0, *(len(units[u]) for u in kept)])
-            units = [np.arange(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+            units = [np.arange(a, b) for a, b in pairwise(ends)]
             purse = Purse(purse.costs[kept], purse.budget)
         x = standardised(x, weight)
         y = x if self.task_ == "reconstruction" else y
         fold = folds_of(classes, len(x), None if groups is None else groups[first])
-        how = {"task": self.task_, "seed": seed, "callback": self._tell}
+        how: dict[str, Any] = {"task": self.task_, "seed": seed, "callback": self._tell}
         return Problem(x, y, classes, weight, fold, tuple(units), purse, **how), kept
 
     def _tell(self, entry: dict[str, Any]) -> bool | None:
@@ -238,7 +249,7 @@ def number_of_features(given: float | None, n: int) -> int:
     """Return k of n: from an int, a fraction, or None for half."""
     if given is None:
         return max(1, n // 2)
-    _check.number("n_features_to_select", given, "an int, a float, \"auto\" or None")
+    _check.number("n_features_to_select", given, 'an int, a float, "auto" or None')
     if isinstance(given, Integral):
         if not 1 <= int(given) <= n:
             raise ValueError(f"`n_features_to_select` must satisfy 1 ≤ k ≤ {n} (number of features); got {given}.")
@@ -270,12 +281,12 @@ def standardised(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 def _drawn_in(y: np.ndarray) -> np.ndarray:
-    """Return numbers with outliers drawn in: beyond the middle 90 % by more than its width, 4.9 σ if they are normal."""
+    """Return numbers with outliers drawn in: beyond the middle 90 % by more than its width, 4.9 σ if normal."""
     if not y.size:
         return y
     low, high = np.quantile(y, [0.05, 0.95], axis=0)
     wide = np.where(high > low, high - low, np.inf)
-    return np.clip(y, low - wide, high + wide)
+    return np.asarray(np.clip(y, low - wide, high + wide))
 
 
 def _merged(x: Any, y: np.ndarray, weight: np.ndarray, groups: Any) -> tuple[np.ndarray, np.ndarray]:
