@@ -149,8 +149,8 @@ def rank_table(rows: Sequence[Any]) -> str:
         f"Mean ranks of {len(lines)} methods (1 is the best) by a boosted-tree model and a linear one on the chosen "
         f"columns: on all {len(sets)} sets, and on the {len(fresh)} that were not looked at while khot was made. "
         f"Seeds: {len({row.seed for row in rows})}. Scores that are equal to a thousandth share a rank. Seconds are of "
-        f"one core. Boruta, mRMR and STG are our own implementations. Boruta, forest-RFE and STG are not run on more than "
-        f"{SLOW} columns."
+        f"one core. Boruta, mRMR and STG are our own implementations. Boruta, forest-RFE and STG are not run on "
+        f"more than {SLOW} columns."
     )
     return "\n\n".join([NOTE, markdown_table(heading, lines), notes]) + "\n"
 

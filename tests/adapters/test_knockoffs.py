@@ -40,12 +40,12 @@ def test_the_threshold_is_that_of_knockoff_plus():
     assert found.names(list("abcdefgh")) == list("abcde")
 
 
-def simulate(task, select, runs=RUNS):
+def simulate(task, select, runs=RUNS, r=0.4):
     """The share of false ones among the discoveries, and the share of true ones found, of each run."""
     false, power = [], []
     for seed in range(runs):
         rng = np.random.default_rng(seed)
-        x, true = correlated(rng, 300, 30), rng.permutation(30)[:10]
+        x, true = correlated(rng, 300, 30, r), rng.permutation(30)[:10]
         value = 0.5 * x[:, true] @ rng.choice([-1, 1], 10)
         y = value + rng.standard_normal(300) if task == "regression" else value + rng.logistic(size=300) / 2 > 0
         found = np.flatnonzero(select(x, y, seed))
@@ -76,7 +76,7 @@ def test_without_the_knockoffs_of_each_column_the_bound_breaks():
         own, other = np.split(np.abs(both.T @ (y - y.mean())), 2)  # marginal statistics
         return own - other >= _threshold(own - other, Q)
 
-    false, _ = simulate("regression", wrong)
+    false, _ = simulate("regression", wrong, r=0.7)
     assert false.mean() > Q + 4 * false.std(ddof=1) / RUNS**0.5
 
 

@@ -119,6 +119,8 @@ def find_task_of(table: Table, asked: str) -> str:
     task = find_task(table.y) if asked == "auto" else asked
     if task == "regression" and table.y.dtype == object:
         raise TableError(f"the target {table.target!r} holds strings: --task must be classification; got regression")
+    if task == "regression" and np.ptp(table.y) == 0:
+        raise TableError(f"the target {table.target!r} must vary; got {table.y[0]:g} in all rows")
     if task == "classification":
         classes, counts = np.unique(table.y.astype(str), return_counts=True)
         if len(classes) < 2:

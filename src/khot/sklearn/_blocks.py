@@ -136,12 +136,12 @@ class Blocks:
         """Return what forward selection leads to; with costs, also if it does not look at them."""
         return [self.forward()] if self.purse.is_count else [self.forward(), self.forward(thrift=0.0)]
 
-    def forward(self, thrift: float = 1.0) -> Units:
+    def forward(self, start: Iterable[int] = (), *, thrift: float = 1.0) -> Units:
         """Add the units that lower the training error most per cost ** thrift, one, or the partners of a product.
 
         Ends when nothing more fits; with a count, the set is full.
         """
-        chosen, n = list[int](), len(self.purse.costs)
+        chosen, n = list(start), len(self.purse.costs)
         while True:
             room, gain = self.purse.room(chosen), self.gains(chosen)
             moves: dict[Units, float] = {}

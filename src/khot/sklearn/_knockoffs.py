@@ -1,9 +1,11 @@
 """Which columns matter, with a bound on the share of false ones: Gaussian model-X knockoffs."""
 
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
 from sklearn.covariance import ledoit_wolf
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LassoCV, LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.utils.validation import check_X_y
@@ -89,14 +91,22 @@ def knockoffs(x: Any, y: Any, q: float = 0.1, *, task: str = "regression", seed:
     both = np.concatenate([x, gaussian_knockoffs(x, seed=seed)], 1)
     scale = both.std(0)
     both = (both - both.mean(0)) / np.where(scale > 0, scale, 1)
-    if task == "regression":
-        size = np.abs(LassoCV(cv=5, alphas=30).fit(both, (y - y.mean()) / (y.std() or 1)).coef_)
-    else:
-        size = np.abs(_logistic(both, y)).max(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a penalty that is too weak is not chosen
+        size = _sizes(both, y, task)
     own, other = np.split(size, 2)
     statistics = own - other
     threshold = _threshold(statistics, q)
     return Discoveries(statistics >= threshold, statistics, threshold, q)
+
+
+def _sizes(both: np.ndarray, y: np.ndarray, task: str) -> np.ndarray:
+    """Return the sizes of the coefficients of a lasso whose penalty is the best in cross-validation."""
+    if task == "regression":
+        return np.asarray(np.abs(LassoCV(cv=5, alphas=30).fit(both, (y - y.mean()) / (y.std() or 1)).coef_))
+    model = LogisticRegression(l1_ratio=1, solver="saga", tol=1e-3, max_iter=200)
+    search = GridSearchCV(model, {"C": np.logspace(-2.5, 0.5, 7)}, cv=5, scoring="neg_log_loss")
+    return np.asarray(np.abs(search.fit(both, y).best_estimator_.coef_).max(0))
 
 
 def _threshold(statistics: np.ndarray, q: float) -> float:
@@ -105,10 +115,3 @@ def _threshold(statistics: np.ndarray, q: float) -> float:
         if 1 + (statistics <= -t).sum() <= q * max(int((statistics >= t).sum()), 1):
             return float(t)
     return float("inf")
-
-
-def _logistic(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return the coefficients of an L1 logistic model whose penalty is the best in cross-validation."""
-    model = LogisticRegression(l1_ratio=1, solver="saga", tol=1e-3, max_iter=200)
-    search = GridSearchCV(model, {"C": np.logspace(-2.5, 0.5, 7)}, cv=5, scoring="neg_log_loss")
-    return np.asarray(search.fit(x, y).best_estimator_.coef_)

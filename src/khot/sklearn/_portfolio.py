@@ -38,8 +38,8 @@ def splicing(problem: Problem) -> Choice:
     is_plain = all(len(columns) == 1 for columns in problem.units) and problem.y.shape[1] == 1
     starts = [_spliced(problem)] if is_plain and len(problem.units) <= SPLICED else []
     narrow, kept = problem.narrow(WIDE, starts[0] if starts else ())
-    starts = [tuple(np.searchsorted(kept, start).tolist()) for start in starts]
     blocks = narrow.linear
+    starts = [blocks.forward(np.searchsorted(kept, start).tolist()) for start in starts]  # full, if it was not
     if is_plain and narrow.classes is not None and starts and not narrow.stopped:
         starts.append(_logistic(narrow.sample(LOGISTIC_ROWS), starts[0]))
     if not starts or len(narrow.units) <= NARROW:
