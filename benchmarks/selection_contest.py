@@ -206,6 +206,34 @@ def figure(rows: Sequence[Any]) -> Figure:
     return picture
 
 
+class Time(NamedTuple):
+    """How long a fit of `KHotSelector` takes at its defaults, k = 10, one core."""
+
+    rows: int
+    columns: int
+    seconds: float
+    found: int
+    """Of the nine columns that matter, two of them only together."""
+
+
+def speed(sizes: Sequence[tuple[int, int]]) -> Iterator[Time]:
+    """Time fits, after one that is not timed."""
+    for i, (rows, n) in enumerate([(200, 20), *sizes]):
+        x = np.random.default_rng(0).standard_normal((rows, n))
+        y = x[:, 0] * x[:, 1] + x[:, 2] + 0.5 * x[:, 3] ** 2 + x[:, 4:9].sum(1)
+        y += np.random.default_rng(1).standard_normal(rows)
+        began = time.perf_counter()
+        chosen = khot(x, y, 10, False, 0)
+        if i:
+            yield Time(rows, n, round(time.perf_counter() - began, 2), int((chosen < 9).sum()))
+
+
+def speed_table(times: Sequence[Any]) -> str:
+    """A line for each size."""
+    lines = [[f"{t.rows:,} × {t.columns:,}", f"{t.seconds:.2f}", f"{t.found} of 9"] for t in times]
+    return "\n\n".join([NOTE, markdown_table(["rows × columns", "seconds", "found"], lines)]) + "\n"
+
+
 def main() -> int:
     parser = common.parser(__doc__, "one seed, four sets, six methods: under a minute")
     parser.add_argument("--seeds", type=int, default=SEEDS, metavar="N")
@@ -213,10 +241,18 @@ def main() -> int:
     parser.add_argument("--set", action="append", choices=list(SETS), metavar="NAME", help="repeat for more")
     parser.add_argument("--method", action="append", choices=list(CONTEST), metavar="NAME", help="repeat for more")
     parser.add_argument("--seconds", type=float, metavar="S", help="stop after about so many; run again to go on")
+    parser.add_argument("--speed", action="store_true", help="only how long khot takes, at three sizes")
     parser.add_argument("--redraw", action="store_true", help="only the tables and the figure, from the CSV there is")
     args = parser.parse_args()
     torch.set_num_threads(1)
     places, began = common.places(args, is_partial=bool(args.set or args.method or args.first)), time.monotonic()
+    if args.speed:
+        with threadpool_limits(1):
+            times = list(speed(((2000, 50),) if args.quick else ((2000, 50), (10_000, 1000), (100_000, 1000))))
+        common.write(places.results / "selection_speed.csv", common.to_csv(times))
+        common.write_table(places.tables / "selection-speed.md", speed_table(times))
+        common.show(args, times, speed_table(times))
+        return 0
     path = places.results / "selection_contest.csv"
     names = args.set or (["wine", "XOR", "steps", "linear 300 × 100"] if args.quick else list(SETS))
     methods = args.method or (["khot", "F test", "lasso path", "RFE, linear", "mRMR"] if args.quick else list(CONTEST))
