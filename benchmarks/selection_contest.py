@@ -133,17 +133,22 @@ def rank_table(rows: Sequence[Any]) -> str:
     """Mean ranks by both judges, on all sets and on those that were not looked at; recovery, and time."""
     sets = list(dict.fromkeys(row.set for row in rows))
     fresh = [name for name in sets if name not in DEVELOPED]
-    whole = {(kind, part): ranks(rows, kind, of) for kind in JUDGES for part, of in (("all", sets), ("new", fresh))}
+    methods = list(dict.fromkeys(row.method for row in rows))
+    columns = [
+        {method: round(float(np.mean(places)), 1) for method, places in ranks(rows, kind, of).items() if places}
+        for kind in JUDGES
+        for of in (sets, fresh)
+    ]
     lines = []
-    for method in dict.fromkeys(row.method for row in rows):
+    for method in sorted(methods, key=lambda method: columns[0][method] + columns[2][method]):
         own = [row for row in rows if row.method == method]
-        cells = [f"{np.mean(whole[kind, part][method]):.1f}" for kind in JUDGES for part in ("all", "new")]
+        cells = [f"{c[method]:.1f}" if method in c else "–" for c in columns]
+        cells = [
+            f"**{t}**" if c and c.get(method) == min(c.values()) else t for t, c in zip(cells, columns, strict=True)
+        ]
         found = [row.found for row in own if row.found == row.found]
-        lines.append([method, *cells, f"{np.mean(found):.0%}", f"{np.median([row.seconds for row in own]):.2f}"])
-    lines.sort(key=lambda line: float(line[1]) + float(line[3]))
-    for column, top in ((i, min(float(line[i]) for line in lines)) for i in range(1, 5)):
-        for line in lines:
-            line[column] = f"**{line[column]}**" if float(line[column]) == top else line[column]
+        share = f"{np.mean(found):.0%}" if found else "–"
+        lines.append([method, *cells, share, f"{np.median([row.seconds for row in own]):.2f}"])
     heading = ["", "boosted", "boosted, new sets", "linear", "linear, new sets", "true columns found", "median s"]
     notes = (
         f"Mean ranks of {len(lines)} methods (1 is the best) by a boosted-tree model and a linear one on the chosen "

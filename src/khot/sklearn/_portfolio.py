@@ -214,19 +214,15 @@ def judged(problem: Problem, fold: int, units: Sequence[int]) -> dict[str, float
     held = problem.fold == fold
     train, new = problem.rows(~held).sample(), problem.rows(held).sample()
     columns = problem.columns(units)
-    size = max(float(((new.y**2).sum(1) * new.weight).sum()), 1e-300)
     result = {}
     for name, fit in (("linear", _line), ("boosted", _boosted)):
         if name == "boosted" and problem.task == "reconstruction":
             continue
         predict, turn = fit(train, train.x[:, columns])
-        error = _errors(predict, new.x[:, columns], new.y @ turn, new.weight).sum()
-        result[name] = 1 - float(error) / (size if turn.shape[0] == turn.shape[1] else _size(new, turn))
+        y = new.y @ turn
+        error = float(_errors(predict, new.x[:, columns], y, new.weight).sum())
+        result[name] = 1 - error / max(float(((y**2).sum(1) * new.weight).sum()), 1e-300)
     return result
-
-
-def _size(problem: Problem, turn: np.ndarray) -> float:
-    return max(float((((problem.y @ turn) ** 2).sum(1) * problem.weight).sum()), 1e-300)
 
 
 @dataclass(frozen=True)
