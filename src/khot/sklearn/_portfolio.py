@@ -1,5 +1,6 @@
 """Strategies of `KHotSelector`: best subsets of a linear model, of steps and products, of trees; and the portfolio."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 from joblib import Parallel, delayed
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression, Ridge
 from threadpoolctl import threadpool_limits
 
@@ -72,7 +74,7 @@ def _logistic(problem: Problem, units: Units) -> Units:
     x, classes, weight = problem.x[:, problem.columns(units)], problem.classes, problem.weight
     if not units or classes is None or len(np.unique(classes)) < 2:
         return units
-    model = LogisticRegression(C=10.0, max_iter=200).fit(x, classes, sample_weight=weight)
+    model = _fitted(LogisticRegression(C=10.0, max_iter=200), x, classes, weight)
     p = model.predict_proba(x)[:, 1]
     curve = np.clip(p * (1 - p), *WEIGHTS)
     z = np.clip(model.decision_function(x), -4, 4) + (classes - p) / curve
@@ -153,13 +155,13 @@ def _boosted(problem: Problem, x: np.ndarray) -> tuple[Predict, np.ndarray]:
         if count < 2:
             return (lambda new: np.zeros((len(new), len(turn)))), turn
         model = HistGradientBoostingClassifier(max_iter=int(np.clip(80 / count, 15, 40)), **how)
-        model.fit(coarse(x), problem.classes, sample_weight=weight)
+        _fitted(model, coarse(x), problem.classes, weight)
         codes = _codes(problem, model.classes_)
         return (lambda new: model.predict_proba(coarse(new)) @ codes), turn
     if len(turn) >= DIRECTIONS:
         turn = np.linalg.eigh(problem.y.T @ problem.y)[1][:, 1 - DIRECTIONS :]
     each = [
-        HistGradientBoostingRegressor(max_iter=40, **how).fit(coarse(x), target, sample_weight=weight)
+        _fitted(HistGradientBoostingRegressor(max_iter=40, **how), coarse(x), target, weight)
         for target in (problem.y @ turn).T
     ]
     return (lambda new: np.stack([model.predict(coarse(new)) for model in each], 1)), turn
@@ -171,11 +173,19 @@ def _line(problem: Problem, x: np.ndarray) -> tuple[Predict, np.ndarray]:
     if problem.classes is not None and len(np.unique(problem.classes)) < 2:
         return (lambda new: np.zeros((len(new), len(turn)))), turn
     if problem.classes is not None:
-        model = LogisticRegression(max_iter=100).fit(x, problem.classes, sample_weight=problem.weight)
+        model = _fitted(LogisticRegression(max_iter=100), x, problem.classes, problem.weight)
         codes = _codes(problem, model.classes_)
         return (lambda new: model.predict_proba(new) @ codes), turn
     ridge = Ridge().fit(x, problem.y, sample_weight=problem.weight)
     return (lambda new: ridge.predict(new).reshape(len(new), -1)), turn
+
+
+def _fitted(model: Any, x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Any:
+    """Fit a judge, without warnings about its own limits."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        warnings.filterwarnings("ignore", message="The number of unique classes")
+        return model.fit(x, y, sample_weight=weight)
 
 
 def _codes(problem: Problem, classes: np.ndarray) -> np.ndarray:
