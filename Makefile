@@ -133,6 +133,8 @@ moe: $(call stamp,test)
 selection: $(call stamp,test)
 	$(BIN)/python -m benchmarks.feature_selection
 	$(BIN)/python -m benchmarks.feature_selection_choices
+	$(BIN)/python -m benchmarks.selection_contest
+	$(BIN)/python -m benchmarks.selection_contest --speed
 
 # Which map for nearest neighbours? A quarter of an hour; the files that docs/search.md shows. LMNN and MLKR need metric-learn.
 neighbors: $(call stamp,test)

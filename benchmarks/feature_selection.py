@@ -1,9 +1,9 @@
-"""Which features? Selection by khot, by other gates and by scikit-learn's methods, on sets of known and unknown answer.
+"""Which features? Selection by khot's gate, by other gates and by scikit-learn's methods, on sets of many kinds.
 
 Recovery: on synthetic sets, the share of the true features among the k selected, and whether all are there. Scores: on
 digits, breast cancer and (if you have it) MNIST, the test accuracy of plain models on k selected features. Methods run
-at one setting each: khot at its defaults, the others at published ones or at the best of `--tune`. One thread. Writes
-`feature_selection.csv`, two tables and a figure of the docs. Ctrl-C ends early, and writes what there is.
+at one setting each: khot's gate at its defaults, the others at published ones or at the best of `--tune`. One thread.
+Writes `feature_selection.csv`, two tables and a figure of the docs. Ctrl-C ends early, and writes what there is.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from benchmarks.selection_sets import KNOWN, REAL, Known, mnist
 from khot.bench import markdown_table
 from khot.jobs.select import methods, plain_model
 from khot.nn import KHotGate
+from khot.sklearn import Gate, KHotSelector
 
 CONCRETE_RATE, STG_RATE = 0.1, 0.003
 """Learning rates of the gates: the best of `--tune`."""
@@ -57,7 +58,7 @@ def selectors(
     rival = partial(GateSelector, k, max_steps=steps, seed=seed)
     stg = {f"STG, λ = {strength:g}": partial(StochasticGates, strength=strength) for strength in strengths}
     return {
-        "khot": known["khot"].set_params(max_steps=steps),
+        "khot": KHotSelector(k, strategy=Gate(max_steps=steps), task="classification", random_state=seed),
         "concrete": rival(Concrete, gate_learning_rate=CONCRETE_RATE),
         **{name: rival(gate, gate_learning_rate=STG_RATE) for name, gate in stg.items()},
         "F test": known["SelectKBest"],
@@ -113,7 +114,7 @@ def instance_wise(
     net, y, generator = network(n, hidden, 2, seed), torch.from_numpy(known.y), torch.Generator().manual_seed(seed)
     groups = [(net, OURS["learning_rate"]), (gate, rate)]
     optimizer = torch.optim.Adam([{"params": part.parameters(), "lr": lr} for part, lr in groups])
-    for _ in range(steps):  # rows are drawn as `KHotSelector` draws them
+    for _ in range(steps):  # rows are drawn as `Gate` draws them
         at = torch.rand(OURS["batch_size"], dtype=torch.float64, generator=generator) * len(x)
         batch = at.long().clamp_(max=len(x) - 1)
         optimizer.zero_grad()

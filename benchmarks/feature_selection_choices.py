@@ -1,4 +1,4 @@
-"""What each choice in `KHotSelector` does: relaxation, design and estimator, each changed alone.
+"""What each choice in `khot.sklearn.Gate` does: relaxation, design and estimator, each changed alone.
 
 On digits, k = 10, the accuracy of logistic regression on the chosen pixels, cross-validated: a seed is a fold, and the
 choice is made without it. On XOR with 18 columns of noise, k = 2, the share of the two found. 400 steps of training in
@@ -32,7 +32,7 @@ from benchmarks.style import BLUE, GREEN, ORANGE, PINK, panels, styled
 from khot import estimators
 from khot.bench import markdown_table
 from khot.designs import Brewer, ConditionalPoisson, PlackettLuce, Sampford, Systematic
-from khot.sklearn import KHotSelector
+from khot.sklearn import Gate, KHotSelector
 
 STEPS = 400
 DEFAULT = "defaults: sigmoid_topk, Pivotal, straight_through_sample"
@@ -78,14 +78,18 @@ def on_digits(seed: int, **how: Any) -> float:
     x, y = load_digits(return_X_y=True)
     folds = list(StratifiedKFold(5, shuffle=True, random_state=0).split(x, y))
     chosen, held = folds[seed % 5]
-    steps = StandardScaler(), KHotSelector(10, random_state=seed, **how), LogisticRegression(max_iter=1000)
+    steps = (
+        StandardScaler(),
+        KHotSelector(10, random_state=seed, strategy=Gate(**how)),
+        LogisticRegression(max_iter=1000),
+    )
     return float(make_pipeline(*steps).fit(x[chosen], y[chosen]).score(x[held], y[held]))
 
 
 def on_xor(seed: int, **how: Any) -> float:
     """The share of the two features that is found."""
     known = xor_in_noise(seed, 3000)
-    support = KHotSelector(2, random_state=seed, **how).fit(known.x, known.y).get_support()
+    support = KHotSelector(2, random_state=seed, strategy=Gate(**how)).fit(known.x, known.y).get_support()
     return float(support[known.truth].mean())
 
 

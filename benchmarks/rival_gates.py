@@ -1,7 +1,8 @@
 """Published gates to compare with, the concrete autoencoder's selector, STG and L2X's: our own implementations.
 
-Network, steps, batches and the network's learning rate are `KHotSelector`'s. Noise is drawn for each row, which did
-better here than the published draw for each batch; all rows train, and the last scores are taken, not the best.
+Network, steps, batches and the network's learning rate are those of `khot.sklearn.Gate`. Noise is drawn for each row,
+which did better here than the published draw for each batch; all rows train, and the last scores are taken, not the
+best.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from sklearn.feature_selection import SelectorMixin
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 
 from khot.nn import KHotGate, geometric
-from khot.sklearn import KHotSelector
+from khot.sklearn import Gate
 
-OURS = KHotSelector().get_params()
+OURS = vars(Gate())
 
 
 def network(n: int, hidden: tuple[int, ...], outputs: int, seed: int) -> nn.Sequential:
-    """Make the multilayer perceptron of `KHotSelector`; its weights depend on the seed alone."""
+    """Make the multilayer perceptron of `khot.sklearn.Gate`; its weights depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         layers: list[nn.Module] = []
@@ -118,7 +119,7 @@ class L2XGate(KHotGate):
 
 
 class GateSelector(SelectorMixin, BaseEstimator):
-    """A gate and the network of `KHotSelector`, trained together on a classification; then the k greatest scores.
+    """A gate and the network of `khot.sklearn.Gate`, trained together; then the k greatest scores.
 
     Args:
         k: how many features.
@@ -126,6 +127,7 @@ class GateSelector(SelectorMixin, BaseEstimator):
         gate_learning_rate: of the gate (Adam).
         max_steps: of training.
         seed: of all that is random.
+        is_class: whether y holds classes, and not numbers.
     """
 
     def __init__(
@@ -136,21 +138,27 @@ class GateSelector(SelectorMixin, BaseEstimator):
         gate_learning_rate: float = OURS["gate_learning_rate"],
         max_steps: int = OURS["max_steps"],
         seed: int = 0,
+        is_class: bool = True,
     ) -> None:
         self.k = k
         self.gate = gate
         self.gate_learning_rate = gate_learning_rate
         self.max_steps = max_steps
         self.seed = seed
+        self.is_class = is_class
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Train on X (rows, n) and classes y (rows)."""
+        """Train on X (rows, n) and y (rows)."""
         x, y = validate_data(self, X, y)
-        classes, index = np.unique(y, return_inverse=True)
-        rows, target = torch.from_numpy(StandardScaler().fit_transform(x)).float(), torch.from_numpy(index)
+        rows, outputs, loss = torch.from_numpy(StandardScaler().fit_transform(x)).float(), 1, mse_loss
+        if self.is_class:
+            classes, index = np.unique(y, return_inverse=True)
+            target, outputs, loss = torch.from_numpy(index), len(classes), cross_entropy
+        else:
+            target = torch.from_numpy(StandardScaler().fit_transform(y[:, None])).float()
         generator = torch.Generator().manual_seed(self.seed)
         gate = self.gate(x.shape[1], self.k, generator)
-        net = network(gate.inputs, OURS["hidden"], len(classes), self.seed)
+        net = network(gate.inputs, OURS["hidden"], outputs, self.seed)
         optimizer = torch.optim.Adam(
             [
                 {"params": net.parameters(), "lr": OURS["learning_rate"]},
@@ -161,7 +169,7 @@ class GateSelector(SelectorMixin, BaseEstimator):
             batch = torch.randint(len(rows), (OURS["batch_size"],), generator=generator)
             output = net(gate(rows[batch], step / self.max_steps, generator))
             optimizer.zero_grad()
-            (cross_entropy(output, target[batch]) + gate.penalty()).backward()
+            (loss(output, target[batch]) + gate.penalty()).backward()
             optimizer.step()
         self.scores_ = gate.scores().numpy()
         self.mask_ = np.isin(np.arange(x.shape[1]), np.argsort(-self.scores_, kind="stable")[: self.k])

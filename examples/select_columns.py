@@ -29,7 +29,7 @@ train_x, test_x, train_y, test_y = train_test_split(columns, target, test_size=0
 counts = [5, 10, 20]
 selectors = {
     "SelectKBest": (SelectKBest(), "select__k"),
-    "KHotSelector": (KHotSelector(max_steps=300, hidden=(32,), random_state=0), "select__n_features_to_select"),
+    "KHotSelector": (KHotSelector(random_state=0), "select__n_features_to_select"),
 }
 for name, (selector, parameter) in selectors.items():
     pipeline = Pipeline(

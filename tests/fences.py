@@ -21,7 +21,7 @@ SHELL = ("sh", "bash", "console")
 SHOWN = ("text", "math", "pycon", "diff", "toml", "yaml", "json")  # pycon is run by `make doctest`
 END = "\x1e"  # printed after each block, so that outputs can be told apart
 TOY = {  # options that make a command quick, added to those of the page; later ones win
-    "select": ["--steps", "20"],
+    "select": [],  # quick as it is
     "sae": ["--steps", "3", "--latents", "64", "--k", "4"],
     "bench": ["--shape", "8x16", "--k", "2", "--budget", "0.001"],
     "tour": ["--no-open"],

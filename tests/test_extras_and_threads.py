@@ -12,7 +12,7 @@ from sae_runs import CONFIG, SHORT, matrix
 from khot import _threads
 from khot._extras import require
 from khot.sae import Activations, train
-from khot.sklearn import KHotSelector
+from khot.sklearn import Gate, KHotSelector
 
 ROOT = Path(__file__).parents[1]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -73,7 +73,7 @@ def test_training_loops_have_one_thread_and_restore_the_number(tmp_path, monkeyp
     def look(*_):
         seen.append(torch.get_num_threads())
 
-    KHotSelector(2, max_steps=4, callback=look).fit(x, x[:, 0] > 0)
+    KHotSelector(2, strategy=Gate(max_steps=4), callback=look).fit(x, x[:, 0] > 0)
     assert set(seen) == {1}
     seen.clear()
     train(Activations(matrix()), CONFIG, SHORT, tmp_path / "out", on_step=look)
@@ -81,15 +81,15 @@ def test_training_loops_have_one_thread_and_restore_the_number(tmp_path, monkeyp
     assert torch.get_num_threads() == 3
     monkeypatch.setattr(_threads, "PAYS", 1)  # a negative control
     seen.clear()
-    KHotSelector(2, max_steps=4, callback=look).fit(x, x[:, 0] > 0)
+    KHotSelector(2, strategy=Gate(max_steps=4), callback=look).fit(x, x[:, 0] > 0)
     assert set(seen) == {3}
 
 
 def test_verbose_shows_a_line_on_stderr_and_silence_is_the_default(capsys):
     x = np.random.default_rng(0).standard_normal((50, 4))
-    KHotSelector(2, max_steps=4).fit(x, x[:, 0] > 0)
+    KHotSelector(2, strategy=Gate(max_steps=4)).fit(x, x[:, 0] > 0)
     assert capsys.readouterr() == ("", "")
-    KHotSelector(2, max_steps=4, verbose=1).fit(x, x[:, 0] > 0)
+    KHotSelector(2, strategy=Gate(max_steps=4), verbose=1).fit(x, x[:, 0] > 0)
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1

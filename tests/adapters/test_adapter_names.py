@@ -5,7 +5,18 @@ import importlib
 import pytest
 
 PUBLIC = {
-    "khot.sklearn": {"KHotNeighborhood", "KHotRegressor", "KHotSelector", "KSVD"},
+    "khot.sklearn": {
+        "Choice",
+        "Discoveries",
+        "Gate",
+        "KHotNeighborhood",
+        "KHotRegressor",
+        "KHotSelector",
+        "KSVD",
+        "Portfolio",
+        "Problem",
+    }
+    | {"gating", "gaussian_knockoffs", "knockoffs", "splicing", "surfaces", "trees"},
     "khot.hf": {"beam_search", "register_attention", "swap_routers", "TokenPruning", "prune_tokens", "swap_ffns"},
     "khot.sindy": {"KHotOptimizer", "floored_ebic"},
 }

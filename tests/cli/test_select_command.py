@@ -20,8 +20,6 @@ from khot.cli._app import app
 
 pytestmark = pytest.mark.slow
 
-QUICK = ("--steps", 40)
-
 
 @pytest.fixture
 def table(tmp_path):
@@ -57,7 +55,7 @@ def test_odd_files_come_through(tmp_path):
     """One feature, and a name that is not UTF-8."""
     path = tmp_path / os.fsdecode(b"bad\xff.csv")
     path.write_text("a,y\n" + "".join(f"{i},{i % 2}\n" for i in range(20)))
-    done = khot(path, "--target", "y", "-k", 1, "--out", tmp_path / "out", *QUICK)
+    done = khot(path, "--target", "y", "-k", 1, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
     assert "RFE" not in done.stdout
 
@@ -69,7 +67,7 @@ def test_standard_input_and_what_was_assumed_of_it():
         y = a + b
         lines.append(f"{a};{b};{b + 0.05 * c:.3f};{2 * y:.3f};1;Person {i};{y:.3f}".replace(".", ","))
     data = "\n".join(lines).encode("latin-1")
-    done = CliRunner().invoke(app, ["select", "-", "--target", "ziel", "-k", "2", "--steps", "40"], input=data)
+    done = CliRunner().invoke(app, ["select", "-", "--target", "ziel", "-k", "2"], input=data)
     assert done.exit_code == 0, done.output
     said = " ".join(done.stdout.split())
     for part in (
@@ -107,6 +105,16 @@ def text(name, content, *arguments):
     def make(tmp_path):
         (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
         return [tmp_path / name, *arguments]
+
+    return make
+
+
+def priced(costs, budget):
+    """A table with the columns a, b and c, and a file of costs."""
+
+    def make(tmp_path):
+        (tmp_path / "costs.csv").write_text(costs)
+        return [*text("a.csv", "a,b,c\n" + ROWS)(tmp_path), "--costs", tmp_path / "costs.csv", "--budget", budget]
 
     return make
 
@@ -165,7 +173,24 @@ ROWS = "".join(f"{i},{i % 2},{i % 3}\n" for i in range(20))
             "holds strings",
         ),
         (text("a.csv", "a,b,c\n" + ROWS, "-k", "1", "--seed", "-1"), "0 ≤ seed"),
-        (text("a.csv", "a,b,c\n" + ROWS, "-k", "1", "--steps", "0"), "--steps must be ≥ 1; got 0"),
+        (text("a.csv", "a,b,c\n" + ROWS, "-k", "some"), "-k must be a number or auto; got 'some'"),
+        (text("a.csv", "a,b,c\n" + ROWS, "-k", "1", "--max-k", "3"), "--max-k needs -k auto"),
+        (text("a.csv", "a,b,c\n" + ROWS, "-k", "auto", "--max-k", "0"), "--max-k must be ≥ 1; got 0"),
+        (text("a.csv", "a,b,c\n" + ROWS, "-k", "1", "--jobs", "0"), "--jobs must be ≥ 1; got 0"),
+        (text("a.csv", "a,b,c\n" + ROWS, "-k", "1", "--group", "g=a,d"), "--group g: no such feature: 'd'"),
+        (text("a.csv", "a,b,c\n" + ROWS, "-k", "1", "--group", "a"), "at least two features"),
+        (
+            text("a.csv", "a,b,c\n" + ROWS, "-k", "1", "--group", "g=a,b", "--group", "h=b,c"),
+            "'b' must be in one --group; got 'g' and 'h'",
+        ),
+        (text("a.csv", "a,b,c\n" + ROWS, "--budget", "3"), "--budget needs --costs"),
+        (text("a.csv", "a,b,c\n" + ROWS, "--costs", "none.csv", "--budget", "1"), "none.csv is missing"),
+        (priced("a,2\nb,3\n", 9), "a cost for each feature; 'c' lacks one"),
+        (priced("a,2\nb,3\nc,4\n", 1), "--budget must be ≥ 2, the cost of the cheapest feature; got 1"),
+        (priced("a,2\nb,3\nc,4\nd,4\n", 9), "a cost for 'd', which the table does not have"),
+        (priced("a,2\nb,-3\n", 9), "line 2 of"),
+        (priced("name,cost\na\n", 9), "must be a name, a comma and a number"),
+        (text("a.csv", "a,b,c\n" + ROWS, "-k", "1", "--false-discoveries", "0.1"), "needs a target and 0 < Q < 1"),
         (text("a.parquet", "not parquet"), "cannot be read as .parquet"),
         (broken_npz, "cannot be read as .npz"),
         (pickled_npz, "cannot be read as .npz"),
@@ -203,10 +228,12 @@ def test_no_permission_to_write(table, tmp_path, monkeypatch):
 
 
 def test_json_is_one_object(table, tmp_path):
-    done = khot(table, "--target", "label", "-k", 2, "--json", "--out", tmp_path / "out", *QUICK)
+    done = khot(table, "--target", "label", "-k", 2, "--json", "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
-    assert set(found) == {"selected", "scores", "task", "k", "seed", "report", "complete", "notes", "warnings"}
+    assert set(found) == {"selected", "scores", "task", "k", "seed", "report", "complete"} | {
+        *("candidates", "curve", "discoveries", "notes", "warnings")
+    }
     assert found["complete"]
     assert (len(found["notes"]), found["warnings"]) == (3, [])
     assert [f["rank"] for f in found["selected"]] == [1, 2]
@@ -221,14 +248,14 @@ def test_json_is_one_object(table, tmp_path):
     assert len(rows) == 6
     assert sum(float(row["inclusion_probability"]) for row in rows) == pytest.approx(2, abs=1e-4)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"report.html", "selection.json", "features.csv"}
-    again = khot(table, "--target", "label", "-k", 2, "--json", *QUICK)
+    again = khot(table, "--target", "label", "-k", 2, "--json")
     assert json.loads(again.stdout)["selected"] == found["selected"]
     assert json.loads(again.stdout)["report"] is None
 
 
 @pytest.mark.slow
 def test_the_digits_in_a_terminal():
-    done = khot("-k", 5, *QUICK)
+    done = khot("-k", 5)
     assert done.exit_code == 0, done.output
     assert "5 of 64 features" in done.stdout
     assert done.stdout.count("██") == 5
@@ -241,7 +268,7 @@ def test_the_digits_in_a_terminal():
 
 
 def test_a_table_of_your_own_ends_with_a_link_a_sentence_and_the_time(table, tmp_path):
-    done = khot(table, "--target", "label", "-k", 2, "--report", tmp_path / "r.html", *QUICK)
+    done = khot(table, "--target", "label", "-k", 2, "--report", tmp_path / "r.html")
     assert f"Report, with pictures: {(tmp_path / 'r.html').as_uri()}" in done.stdout.replace("\n", "").replace(
         "pictures:f", "pictures: f"
     )
@@ -256,20 +283,36 @@ def test_progress_says_where_it_goes():
     from khot.jobs import select as job
 
     seen = []
-    job.select(job.digits(), "classification", 5, steps=40, on_progress=lambda *entry: seen.append(entry))
+    job.select(job.digits(), "classification", 5, on_progress=lambda *entry: seen.append(entry))
     labels = [label for label, _, _ in seen]
     assert labels[0] == "choosing"
-    assert any(re.search(r"64 → 5 features: now \d+$", label) for label in labels)
+    assert [label for label in labels if label == "choosing   surfaces"]
     assert all(done <= total for _, done, total in seen)
     assert [label for label in labels if label.startswith("comparing  khot")]
 
 
+def test_k_groups_costs_and_knockoffs(table, tmp_path):
+    """What is asked for is in the JSON object, the terminal and the report."""
+    (tmp_path / "costs.csv").write_text("feature,cost\nalpha,5\nbeta,1\ngamma,1\ndelta,1\ncolour,2\n")
+    report, given = tmp_path / "r.html", (table, "--target", "label", "--group", "colour")
+    done = khot(*given, "-k", "auto", "--max-k", 3, "--false-discoveries", 0.5, "--report", report)
+    assert done.exit_code == 0, done.output
+    assert "is the smallest number whose score is within a standard error of the best" in " ".join(done.stdout.split())
+    assert "nockoffs" in done.stdout
+    assert "The held-out score against the number of features" in report.read_text()
+    found = json.loads(khot(*given, "--costs", tmp_path / "costs.csv", "--budget", 6, "--json").stdout)
+    assert {feature["name"] for feature in found["selected"]} == {"alpha", "beta"}
+    assert found["k"] == 2
+    assert {row["candidate"] for row in found["candidates"]} == {"splicing", "surfaces", "trees", "gating"}
+    assert any("know no groups and no costs" in note for note in found["notes"])
+
+
 @pytest.mark.slow
 def test_regression_and_reconstruction(table):
-    done = khot(table, "--target", "alpha", "--drop", "label", "-k", 2, "--json", "--model", "forest", *QUICK)
+    done = khot(table, "--target", "alpha", "--drop", "label", "-k", 2, "--json", "--model", "forest")
     found = json.loads(done.stdout)
     assert found["task"] == "regression"
-    done = khot(table, "--drop", "label", "-k", 2, "--json", *QUICK)
+    done = khot(table, "--drop", "label", "-k", 2, "--json")
     found = json.loads(done.stdout)
     assert found["task"] == "reconstruction"
     assert set(found["scores"]) == {"khot", "all features", "random", "PCA, not a choice"}
@@ -305,13 +348,13 @@ def test_the_report_in_a_browser(table, tmp_path):
     hostile = "<script>document.title='owned'</script><img src=https://example.com/x.png>"
     rewritten(table, "alpha", f'"{hostile}"')
     report = tmp_path / "report.html"
-    assert khot(table, "--target", "label", "-k", 2, "--report", report, *QUICK).exit_code == 0
+    assert khot(table, "--target", "label", "-k", 2, "--report", report).exit_code == 0
     profile, log = f"--user-data-dir={tmp_path / 'profile'}", tmp_path / "net.json"
     options = [BROWSER, *FLAGS, profile, f"--log-net-log={log}", "--window-size=390,800"]
     done = subprocess.run([*options, "--dump-dom", report.as_uri()], capture_output=True, text=True, check=True)
     assert "What was chosen" in done.stdout
     assert "Against other choices" in done.stdout
-    assert done.stdout.count("<svg") == 2
+    assert done.stdout.count("<svg") == 0
     assert done.stdout.count('class="meter') == 6 + 6  # features, methods
     assert "&lt;script&gt;document" in done.stdout
     assert "<title>owned" not in done.stdout
@@ -334,7 +377,7 @@ def test_the_report_in_a_browser(table, tmp_path):
 def test_the_report_is_whole_and_alone(table, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["khot", "select", "my table.csv", "-k", "2"])
     report = tmp_path / "report.html"
-    khot(table, "--target", "label", "-k", 2, "--report", report, "--steps", 20)
+    khot(table, "--target", "label", "-k", 2, "--report", report)
     page = report.read_text()
     assert page.endswith("</html>\n")
     assert "http://" not in page

@@ -60,7 +60,7 @@ def test_what_is_said_of_a_choice():
     y = np.array(["no", "yes"], dtype=object)[(x[:, 0] + 0.4 * x[:, 1] > 0).astype(int)]
     x[:, 2] = x[:, 0] + 0.1 * x[:, 2]
     x[:, 3] = 4.0
-    result = select.select(table_of(x, y), "classification", 1, steps=200)
+    result = select.select(table_of(x, y), "classification", 1)
     assert result.warnings == ["The same value in all rows, which cannot help: 'x3'."]
     (chosen,) = result.chosen
     other = {"x0": "x2", "x2": "x0"}[chosen.name]
@@ -125,7 +125,7 @@ def test_classes_of_few_rows_can_encode_a_category():
     """Five folds of classes with three rows each were an error."""
     codes, y = (np.arange(42) % 21).astype(float)[:, None], (np.arange(42) % 14).astype(str).astype(object)
     table = table_of(np.hstack([noise(42, 2), codes]), y, categories=1)
-    result = select.select(table, "classification", 1, steps=10)
+    result = select.select(table, "classification", 1)
     assert len(result.features) == 2 + 14
     assert np.isfinite(result.scores["khot"].folds).all()
 
@@ -140,6 +140,6 @@ def test_a_category_that_matters_is_found(classes):
     table = table_of(x, y, ["u", "v", "w", "city"], categories=1)
     names = ["city"] if classes == 2 else ["city→a", "city→b", "city→c"]
     assert table.features("classification") == ["u", "v", "w", *names]
-    result = select.select(table, "classification", 1, steps=200)
+    result = select.select(table, "classification", 1)
     assert result.chosen[0].name in names
     assert len(result.features) == 3 + len(names)

@@ -27,7 +27,7 @@ INSTALL = re.compile(r"pip install '\.\[([\w,]+)\]'")
 NO_COMPILER = {"CXX": "no-such-compiler"}
 
 COMMANDS = {
-    "select": ("khot", "select", "table.csv", "--target", "y", "-k", "2", "--steps", "60", "--out", "chosen"),
+    "select": ("khot", "select", "table.csv", "--target", "y", "-k", "2", "--out", "chosen"),
     "sae": ("khot", "sae", "acts.npz", "--k", "3", "--latents", "64", "--steps", "12", "--out", "sae"),
     "cli": ("khot", "bench", "--shape", "16x64", "--k", "4", "--budget", "0.05"),
     "sklearn": ("python", "-c", "from khot.sklearn import KHotSelector; print(KHotSelector(2))"),

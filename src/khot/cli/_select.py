@@ -27,12 +27,25 @@ File = typer.Argument(
     show_default=False,
 )
 Target = typer.Option(help="The column to predict. If omitted, choose the k columns that best reconstruct the others.")
+Group = typer.Option(
+    metavar="NAME=A,B",
+    help="Features that count as one, such as size=width,height; or a column of strings. Repeat for more.",
+)
+Costs = typer.Option(help="A CSV file with a feature or group and its cost in each line. Needs --budget.")
+FalseDiscoveries = typer.Option(
+    metavar="Q", help="Also list features of which at most a share Q is expected to be false (Gaussian knockoffs)."
+)
 
 
 def select(
     file: Annotated[Path | None, File] = None,
     target: Annotated[str | None, Target] = None,
-    k: Annotated[int, typer.Option("-k", "--k", help="How many features to choose.")] = 10,
+    k: Annotated[str, typer.Option("-k", "--k", help="How many features to choose, or auto.")] = "10",
+    max_k: Annotated[int | None, typer.Option(help="With -k auto, the largest number; 30 if omitted.")] = None,
+    group: Annotated[list[str] | None, Group] = None,
+    costs: Annotated[Path | None, Costs] = None,
+    budget: Annotated[float | None, typer.Option(help="Instead of -k: the most that a choice may cost.")] = None,
+    false_discoveries: Annotated[float | None, FalseDiscoveries] = None,
     task: Annotated[Task, typer.Option(help="auto finds it from the target.")] = Task.auto,
     model: Annotated[Model, typer.Option(help="The model that scores all choices.")] = Model.linear,
     drop: Annotated[
@@ -53,7 +66,7 @@ def select(
     rows: Annotated[
         int, typer.Option(help="Of a Parquet file with more rows, a uniform sample of so many is read.")
     ] = 300_000,
-    steps: Annotated[int, typer.Option(help="Largest number of training steps, of each fit.")] = 1000,
+    jobs: Annotated[int, typer.Option(help="Processes that try strategies at the same time.")] = 1,
     seed: Annotated[int, typer.Option(help="The same seed gives the same choice.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else, to stdout.")] = False,
     out: Annotated[Path | None, typer.Option(help="A folder for report.html, selection.json and features.csv.")] = None,
@@ -61,8 +74,9 @@ def select(
 ) -> None:
     """Choose the k features that matter, and compare the choice with others.
 
-    A gate over all features and a network are trained together. The k best features are then scored with a plain
-    model, cross-validated, against all features, random ones, and scikit-learn's SelectKBest, L1 and RFE.
+    Several strategies choose, and held-out rows decide between them: best subsets of a linear model, of steps and
+    products of features, boosted trees, and a gate that is trained with a network. The choice is then scored with a
+    plain model, cross-validated, against all features, random ones, and scikit-learn's SelectKBest, L1 and RFE.
 
     Separators, decimal commas, dates, encodings and marks of missing values are found out, and said; options override
     them. Missing values are replaced by the median of the rows that are trained on. A column of strings becomes one
@@ -76,6 +90,10 @@ def select(
 
     khot select houses.csv --target price -k 5 --report report.html
 
+    khot select houses.csv --target price -k auto --max-k 12
+
+    khot select patients.csv --target ill --costs costs.csv --budget 100 --group blood=iron,sugar
+
     khot select cells.npz -k 20 --task reconstruction --json
     """
     with progress("loading") as on_progress:
@@ -85,7 +103,8 @@ def select(
             from ..jobs import select as job
             from ..jobs.select_report import report as make_report
 
-            for option, value in (("--steps", steps), ("--levels", levels), ("--rows", rows)):
+            counts = {"--levels": levels, "--rows": rows, "--jobs": jobs, "--max-k": 1 if max_k is None else max_k}
+            for option, value in counts.items():
                 if value < 1:
                     raise job.TableError(f"{option} must be ≥ 1; got {value}")
             given = {"separator": separator, "decimal": decimal, "encoding": encoding, "dates": dates}
@@ -94,11 +113,25 @@ def select(
             if file is None and (target is not None or drop or how != job.Reading(seed=seed)):
                 raise job.TableError("--target, --drop and how to read need a FILE")
             kind = job.find_task_of(source, task)
-            n = len(source.features(kind))
-            if not 1 <= k <= n:
-                raise job.TableError(f"-k must satisfy 1 ≤ k ≤ {n} (number of features); got {k}")
+            names = source.features(kind)
+            wish = job.Wish(
+                max_k=max_k,
+                groups=job.read_groups(group or (), names),
+                costs=None if costs is None else job.read_costs(costs),
+                budget=budget,
+                false_discoveries=false_discoveries,
+                n_jobs=jobs if jobs > 1 else None,
+            )
+            count: int | str = k
+            if k != "auto":
+                if not k.lstrip("-").isdigit():
+                    raise job.TableError(f"-k must be a number or auto; got {k!r}")
+                count = int(k)
+            wish.selector(count, names, kind, 0)
             if not 0 <= seed < 2**32:
                 raise job.TableError(f"--seed must satisfy 0 ≤ seed < 2³²; got {seed}")
+            if false_discoveries is not None and (kind == "reconstruction" or not 0 < false_discoveries < 1):
+                raise job.TableError(f"--false-discoveries needs a target and 0 < Q < 1; got {false_discoveries:g}")
             report_path = report or (out / "report.html" if out else None)
             for path in (report_path, out and out / "selection.json", out and out / "features.csv"):
                 if path is not None:
@@ -106,8 +139,8 @@ def select(
         except (ValueError, ModuleNotFoundError) as problem:
             fail("select", str(problem))
         warn = partial(typer.echo, STOPPING, err=True)
-        work: dict[str, Any] = {"seed": seed, "model": model, "steps": steps, "with_xor": file is None}
-        result = job.select(source, kind, k, **work, on_progress=on_progress, on_interrupt=warn)
+        work: dict[str, Any] = {"wish": wish, "seed": seed, "model": model, "with_xor": file is None}
+        result = job.select(source, kind, count, **work, on_progress=on_progress, on_interrupt=warn)
     as_json = job.to_json(result, report_path)
     if report_path is not None:
         write(report_path, make_report(result, command()))
@@ -125,11 +158,15 @@ def select(
 def _show(result: "Selection", report: Path | None) -> None:
     from ..jobs.select_report import (
         XOR_HEADER,
+        candidate_rows,
+        candidates_header,
+        discovered,
         headline,
         in_folds,
         measure,
         similar,
         stability_header,
+        sure,
         verdict,
         xor_rows,
         xor_verdict,
@@ -152,8 +189,10 @@ def _show(result: "Selection", report: Path | None) -> None:
         for f in result.chosen
     ]
     show.print(table(["feature", "rank", "inclusion probability", *folds], rows))
-    for said in similar(result):
+    for said in (*similar(result), *sure(result), *discovered(result)):
         show.print(said)
+    if result.candidates:
+        show.print(table(candidates_header(result), candidate_rows(result)))
     if result.scores:
         scores = [[name, f"{score.mean:.3f} ± {score.std:.3f}"] for name, score in result.scores.items()]
         show.print(table(["features by", measure(result)], scores))

@@ -93,10 +93,13 @@ def meter(value: float, top: float = 1.0, *, is_marked: bool = False) -> Html:
     return tag("span", class_="meter mark" if is_marked else "meter", style=f"width: {share:.1%}")
 
 
-def lines(series: Mapping[str, Sequence[tuple[float, float]]], *, y: str, log: bool = False, description: str) -> Html:
-    """Draw curves over steps, with a legend; points that are not finite, or not positive on a log scale, are left out.
+def lines(
+    series: Mapping[str, Sequence[tuple[float, float]]], *, y: str, x: str = "step", log: bool = False, description: str
+) -> Html:
+    """Draw curves over steps, or another x, with a legend.
 
-    An axis that is not logarithmic has whole numbers from 0 if all values are.
+    Points that are not finite, or not positive on a log scale, are left out. An axis that is not logarithmic has whole
+    numbers from 0 if all values are.
     """
 
     def draw(axes: Any) -> None:
@@ -112,7 +115,7 @@ def lines(series: Mapping[str, Sequence[tuple[float, float]]], *, y: str, log: b
         elif all(v == round(v) for v in values):
             axes.set_ylim(-0.03 * (most := max([1.0, *values])), 1.1 * most)
             axes.yaxis.set_major_locator(ticker.MaxNLocator(integer=True))
-        axes.set(xlabel="step", ylabel=y)
+        axes.set(xlabel=x, ylabel=y)
         axes.grid(axis="y")
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(known))
 

@@ -30,20 +30,23 @@ from threadpoolctl import threadpool_limits
 
 from .._interrupts import interruptible
 from .._threads import threads_for
-from ..sklearn import KHotSelector, find_task
+from ..sklearn import Discoveries, KHotSelector, find_task, knockoffs
 from ._table import Table as Table
 from ._table import digits as digits
 from ._table import read_table as read_table
 from ._text import Reading as Reading
 from ._text import TableError as TableError
 from ._trust import stand_ins, warn_of
+from ._wish import Wish as Wish
+from ._wish import read_costs as read_costs
+from ._wish import read_groups as read_groups
 
 FOLDS = 5
 RANDOM_CHOICES = 5
 RFE_FITS = 25  # about how many times RFE fits a model
 AFFORDABLE = 2e6  # largest number of cells of a table for which RFE is run
 XOR = 1000, 20, (3, 7)  # rows, columns, and the two whose product decides the label
-KHOT_WORK = 20  # about how many times longer khot takes than another method
+KHOT_WORK = 5  # about how many times longer khot takes than another method
 RIVALS = ("SelectKBest", "L1", "RFE")
 
 Progress = Callable[[str, int, int], None]
@@ -87,7 +90,9 @@ class Selection:
     seed: int
     model: str
     features: list[Feature] = field(default_factory=list)  # all of them, the best first; the first k are chosen
-    history: list[dict[str, float]] = field(default_factory=list)
+    candidates: list[dict[str, Any]] = field(default_factory=list)  # strategies and their scores, the best first
+    curve: list[dict[str, float]] = field(default_factory=list)  # scores against k, if k was to be found
+    discoveries: Discoveries | None = None  # if their false share was to be controlled
     scores: dict[str, Score] = field(default_factory=dict)
     is_complete: bool = False
     seconds: float = 0.0
@@ -95,8 +100,13 @@ class Selection:
     warnings: list[str] = field(default_factory=list)  # what may be wrong with the table, in sentences
 
     @property
+    def names(self) -> list[str]:
+        """The names of the columns that were chosen from."""
+        return self.table.features(self.task)
+
+    @property
     def chosen(self) -> list[Feature]:
-        """The k best."""
+        """The chosen ones, the best first."""
         return self.features[: self.k]
 
 
@@ -109,6 +119,8 @@ def find_task_of(table: Table, asked: str) -> str:
     task = find_task(table.y) if asked == "auto" else asked
     if task == "regression" and table.y.dtype == object:
         raise TableError(f"the target {table.target!r} holds strings: --task must be classification; got regression")
+    if task == "regression" and np.ptp(table.y) == 0:
+        raise TableError(f"the target {table.target!r} must vary; got {table.y[0]:g} in all rows")
     if task == "classification":
         classes, counts = np.unique(table.y.astype(str), return_counts=True)
         if len(classes) < 2:
@@ -119,37 +131,36 @@ def find_task_of(table: Table, asked: str) -> str:
     return task
 
 
+PLAIN = Wish()
+
+
 def select(
     table: Table,
     task: str,
-    k: int,
+    k: int | str,
     *,
+    wish: Wish = PLAIN,
     seed: int = 0,
     model: str = "linear",
-    steps: int = 1000,
     with_xor: bool = False,
     on_progress: Progress = lambda label, done, total: None,
     on_interrupt: Callable[[], None] = lambda: None,
 ) -> Selection:
     """Choose k features, then compare the choice with others. Ctrl-C calls `on_interrupt` and keeps the best so far.
 
-    `with_xor` runs `xor` first.
+    k may be "auto"; `wish` has groups, costs and more. `with_xor` runs `xor` first.
     """
     if table.x.size > AFFORDABLE and task != "reconstruction":
         table.notes.append("RFE was left out of the comparison: the table is too large for it.")
-    result, names, began = Selection(table, task, k, seed, model), table.features(task), monotonic()
+    result, names, began = Selection(table, task, 0, seed, model), table.features(task), monotonic()
     y = None if task == "reconstruction" else table.y
     if task == "classification" and y is not None:
         y = np.unique(y.astype(str), return_inverse=True)[1]
     with interruptible(on_interrupt) as is_interrupted, threads_for(0), threadpool_limits(1):
 
-        def watch(entry: dict[str, float]) -> bool:
-            is_final = entry["budget"] <= k
-            loss, now = (
-                f"loss {entry['validation_loss']:.4f}",
-                f"{len(names)} → {k} features: now {entry['budget']:.0f}",
-            )
-            on_progress(f"choosing   {loss if is_final else now}", int(entry["step"]), steps)
+        def watch(entry: dict[str, Any]) -> bool:
+            if "candidate" in entry:
+                on_progress(f"choosing   {entry['candidate']}", entry["done"], entry["total"])
             return is_interrupted()
 
         def fold(name: str, done: int, total: int) -> bool:
@@ -157,25 +168,36 @@ def select(
             return is_interrupted()
 
         if with_xor:
-            result.xor = xor(seed, steps, on_progress)
-        on_progress("choosing", 0, steps)
+            result.xor = xor(seed, on_progress)
+        on_progress("choosing", 0, 1)
         prepare = preparation(table, task, seed)
         x = table.x if prepare is None else prepared(prepare, table.x, y)
         result.warnings = [*table.warnings, *warn_of(names, x, y, task, is_image=table.image is not None)]
-        selector = KHotSelector(k, task=task, max_steps=steps, random_state=seed, callback=watch).fit(x, y)
-        probabilities = selector.inclusion_probabilities_
-        order = np.argsort(-selector.scores_, kind="stable")
-        result.features = [Feature(names[i], r + 1, float(probabilities[i])) for r, i in enumerate(order)]
-        for r, found in enumerate(stand_ins(x, order[:k])):
+        units, selector = wish.units(names), wish.selector(k, names, task, seed)
+        selector.set_params(callback=watch).fit(x, y)
+        first = np.array([places[0] for _, places in units])
+        is_chosen, scores = selector.get_support()[first], selector.scores_[first]
+        order = np.lexsort((-scores, ~is_chosen))
+        result.k, result.candidates, result.curve = int(is_chosen.sum()), selector.history_, selector.curve_
+        shares = selector.inclusion_probabilities_[first]
+        result.features = [Feature(units[i][0], r + 1, float(shares[i])) for r, i in enumerate(order)]
+        singles = [(r, units[i][1][0]) for r, i in enumerate(order[: result.k]) if len(units[i][1]) == 1]
+        for (r, _), found in zip(singles, stand_ins(x, np.array([i for _, i in singles], dtype=int)), strict=True):
             similar = tuple((names[j], round(value, 3)) for j, value in found)
             result.features[r] = result.features[r]._replace(stand_ins=similar)
-        result.history = selector.history_
+        if wish.groups or wish.costs:
+            table.notes.append("The other methods know no groups and no costs: they chose as many columns as khot.")
+        if wish.false_discoveries is not None and y is not None and not is_interrupted():
+            on_progress("knockoffs", 0, 1)
+            result.discoveries = knockoffs(x, y, wish.false_discoveries, task=task, seed=seed)
         if not is_interrupted():
-            how: dict[str, Any] = {"seed": seed, "model": model, "steps": steps, "on_fold": fold}
-            result.scores.update(compare(table.x, y, task, k, prepare=prepare, **how))
+            fixed = result.k if k == "auto" else k
+            khot = wish._replace(max_k=None).selector(fixed, names, task, seed).set_params(callback=watch)
+            how: dict[str, Any] = {"seed": seed, "model": model, "on_fold": fold, "khot": khot}
+            result.scores.update(compare(table.x, y, task, int(selector.get_support().sum()), prepare=prepare, **how))
         if "khot" in result.scores and (share := result.scores["khot"].chosen):
             pairs = zip(result.features, order, strict=True)
-            result.features = [feature._replace(stability=share[i]) for feature, i in pairs]
+            result.features = [feature._replace(stability=share[first[i]]) for feature, i in pairs]
         result.is_complete = not is_interrupted()
     result.seconds = monotonic() - began
     return result
@@ -205,12 +227,12 @@ def prepared(prepare: Any, x: np.ndarray, y: np.ndarray | None) -> np.ndarray:
         return np.asarray(prepare.fit_transform(x, y))
 
 
-def xor(seed: int, steps: int, on_progress: Progress) -> dict[str, Found]:
+def xor(seed: int, on_progress: Progress) -> dict[str, Found]:
     """Let each method look for two columns of which neither alone says anything about the label."""
     rows, n, true = XOR
     x = np.random.default_rng(seed).standard_normal((2 * rows, n))
     y = (x[:, true[0]] * x[:, true[1]] > 0).astype(int)
-    known = methods("classification", 2, (rows, n), seed, steps)
+    known = methods("classification", 2, (rows, n), seed)
     result = {}
     for i, name in enumerate(("khot", *RIVALS)):
         on_progress(f"XOR        {name}", i, 1 + len(RIVALS))
@@ -235,10 +257,10 @@ def plain_model(task: str, kind: str, seed: int) -> Any:
     return LogisticRegression(max_iter=1000) if is_class else Ridge()
 
 
-def methods(task: str, k: int, shape: tuple[int, int], seed: int, steps: int = 1000) -> dict[str, list[Any]]:
+def methods(task: str, k: int, shape: tuple[int, int], seed: int) -> dict[str, list[Any]]:
     """Return the affordable ways to choose k features for a task, by name; several of one name are averaged."""
     result: dict[str, list[Any]] = {
-        "khot": [KHotSelector(k, task=task, max_steps=steps, random_state=seed)],
+        "khot": [KHotSelector(k, task=task, random_state=seed)],
         "all features": ["passthrough"],
         "random": [SelectKBest(partial(_random_scores, seed=seed + i), k=k) for i in range(RANDOM_CHOICES)],
     }
@@ -265,14 +287,15 @@ def compare(
     *,
     seed: int = 0,
     model: str = "linear",
-    steps: int = 1000,
     prepare: Any = None,
+    khot: KHotSelector | None = None,
     on_fold: Callable[[str, int, int], bool | None] = lambda name, done, total: None,
 ) -> Iterator[tuple[str, Score]]:
     """Yield each method with its score: accuracy, or R² of the target or of all features.
 
-    Methods choose anew in every fold, on the rows that are not scored, to which `prepare` is fitted first. One that
-    fails has no score. Stops if `on_fold`, which is called with the method and the folds done and in all, returns True.
+    Methods choose anew in every fold, on the rows that are not scored, to which `prepare` is fitted first. `khot` is
+    what khot chooses with, if not a `KHotSelector` of k columns. A method that fails has no score. Stops if `on_fold`,
+    which is called with the method and the folds done and in all, returns True.
     """
     if task == "regression" and y is not None:
         y = (y - y.mean()) / (y.std() or 1)  # R² does not see it, penalties do
@@ -285,19 +308,18 @@ def compare(
         warnings.simplefilter("ignore", RuntimeWarning)  # F scores of constant columns
         warnings.filterwarnings("ignore", message="(?s)Features .* are constant|The least populated class")
         parts = list(folds.split(x, y))
-        candidates = methods(task, k, x.shape, seed, steps)
+        candidates = methods(task, k, x.shape, seed)
+        if khot is not None and "khot" in candidates:
+            candidates["khot"] = [khot]
         cost = {name: KHOT_WORK if name == "khot" else 1 for name in candidates}  # of a fold
         total = len(parts) * sum(cost[name] * len(made) for name, made in candidates.items())
         done, stopped = 0, False
 
-        def watch(entry: dict[str, float] | None = None) -> bool:
+        def watch() -> bool:
             nonlocal stopped
-            within = KHOT_WORK * entry["step"] / steps if entry else 0
-            stopped = stopped or bool(on_fold(name, int(done + within), total))
+            stopped = stopped or bool(on_fold(name, done, total))
             return stopped
 
-        for selector in candidates.get("khot", ()):
-            selector.callback = watch  # it takes the longest
         for name, selectors in candidates.items():
             scores, choices = [], []
             for selector in selectors:
@@ -346,6 +368,9 @@ def to_json(selection: Selection, report: Path | None) -> str:
         "seed": selection.seed,
         "report": None if report is None else str(report),
         "complete": selection.is_complete,
+        "candidates": selection.candidates,
+        "curve": selection.curve,
+        "discoveries": None if selection.discoveries is None else selection.discoveries.names(selection.names),
         "notes": selection.table.notes,
         "warnings": selection.warnings,
     }

@@ -31,7 +31,7 @@ def report(s: Selection, command: str) -> str:
         section("What was chosen", *_chosen(s)),
         section("Against other choices", *_comparison(s)),
         *([section("Two columns that matter only together", *together)] if s.xor else []),
-        section("How it went", *_training(s)),
+        *([section("Who chose", *decided)] if (decided := _decision(s)) else []),
         command=command,
         packages=("torch", "numpy", "scikit-learn"),
     )
@@ -142,7 +142,7 @@ def _chosen(s: Selection) -> list[Html]:
     parts.append(table(["feature", "", "inclusion probability", *folds], rows, range(s.k)))
     more = f" The first {SHOWN} are shown." if len(s.features) > SHOWN else ""
     how = " Chosen in folds: how often it is chosen again from a part of the rows." if folds else ""
-    parts += [tag("p", said) for said in similar(s)]
+    parts += [tag("p", said) for said in (*similar(s), *discovered(s))]
     return [*parts, dim(f"Inclusion probabilities sum to k over all features.{how}{more}")]
 
 
@@ -182,15 +182,58 @@ def _comparison(s: Selection) -> list[Html]:
     return [tag("p", verdict(s)), table(["features by", "", measure(s)], rows, [0]), dim(f"{what} {fair}")]
 
 
-def _training(s: Selection) -> list[Html]:
-    curves = {
-        "held out, the k best": [(e["step"], e["validation_loss"]) for e in s.history],
-        "training, samples": [(e["step"], e["train_loss"]) for e in s.history],
-    }
-    budget = {"features let through": [(e["step"], e["budget"]) for e in s.history]}
-    caption = "The loss with the k best features alone, on rows held out, and with the samples it was trained on."
-    end = f"Samples begin with all features and end with {s.k}."
+def candidates_header(s: Selection) -> list[str]:
+    """Return the columns of `candidate_rows`."""
+    return ["strategy", "R², linear"] + (["R², boosted trees"] if _has_trees(s) else []) + ["mean"]
+
+
+def candidate_rows(s: Selection) -> list[list[str]]:
+    """Return rows of a table: a strategy, and what its choices were worth on held-out rows."""
+    kinds = ["linear", "boosted"] if _has_trees(s) else ["linear"]
+    errors = [f" ± {c['error']:.3f}" if c["error"] else "" for c in s.candidates]
     return [
-        figure(lines(curves, y="loss", description="losses during training"), caption),
-        figure(lines(budget, y="features", log=True, description="features let through"), end),
+        [c["candidate"], *(f"{c[kind]:.3f}" for kind in kinds), f"{c['score']:.3f}{error}"]
+        for c, error in zip(s.candidates, errors, strict=True)
     ]
+
+
+def _has_trees(s: Selection) -> bool:
+    return all("boosted" in candidate for candidate in s.candidates)
+
+
+def sure(s: Selection) -> list[str]:
+    """Say how k was found."""
+    if not s.curve:
+        return []
+    best = max(s.curve, key=lambda row: row["score"])
+    said = f"k = {s.k} is the smallest number whose score is within a standard error of the best"
+    return [f"{said}, {best['score']:.3f} ± {best['error']:.3f} at k = {best['k']:.0f}."]
+
+
+def discovered(s: Selection) -> list[str]:
+    """Say what knockoffs found."""
+    if s.discoveries is None:
+        return []
+    found = s.discoveries.names(s.names)
+    bound = f"of which at most {s.discoveries.q:.0%} are expected to be false (Gaussian knockoffs)"
+    if not found:
+        least = math.ceil(1 / s.discoveries.q)
+        return [f"Knockoffs found no feature at this bound; with few that matter, less than {least}, they cannot."]
+    return [f"{len(found)} features matter, {bound}: {', '.join(found)}."]
+
+
+def _decision(s: Selection) -> list[Html]:
+    parts: list[Html] = [tag("p", said) for said in sure(s)]
+    if s.curve:
+        curve = {"score": [(row["k"], row["score"]) for row in s.curve]}
+        caption = "The held-out score against the number of features; choices were made on other rows."
+        parts.append(figure(lines(curve, y="score", x="features", description="score against k"), caption))
+    if s.candidates:
+        name = s.candidates[0]["candidate"]
+        parts.append(tag("p", f"{name.capitalize()} chose: on rows held out, its choices were worth most."))
+        parts.append(table(candidates_header(s), candidate_rows(s), [0]))
+        how = (
+            "Each strategy chose from training rows. A linear model and boosted trees on its columns scored the others."
+        )
+        parts.append(dim(f"{how} Of classes, R² is that of their indicators."))
+    return parts

@@ -1,76 +1,66 @@
-"""Feature selection in scikit-learn's terms: `KHotSelector` trains a gate and a network together."""
+"""Feature selection in scikit-learn's terms: the best k columns, or groups of columns, for a prediction."""
 
 import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from itertools import pairwise
 from numbers import Integral
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
+from scipy import sparse
 from sklearn.base import BaseEstimator
 from sklearn.feature_selection import SelectorMixin
 from sklearn.utils import check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, mse_loss
 
 from .. import _check
-from .._threads import threads_for
-from ..designs import Design, Pivotal
-from ..estimators import straight_through_sample
-from ..nn import KHotGate, Schedule
-from ..relaxations import Relaxation, hard_topk, sigmoid_topk
+from ..relaxations import sigmoid_topk
+from ._blocks import Purse
+from ._portfolio import Portfolio, curve, within_error
+from ._problem import Problem, Strategy, folds_of
 
+PORTFOLIO = Portfolio()
+AUTO, MOST = "auto", 30  # and the largest k, if `max_features` does not say
 TASKS = ("auto", "classification", "regression", "reconstruction")
-CHECKS = 40  # how many times in `max_steps` the validation rows are evaluated
-MASKS = 16  # samples of the gate in a batch, for estimators that want the objective
-
-
-class Rows(NamedTuple):
-    """Examples to train on or to validate with."""
-
-    x: Tensor  # (rows, n), standardised
-    y: Tensor  # (rows) classes, or (rows, outputs) numbers
-    weight: Tensor  # (rows), ≥ 0
+DENSE = 2000  # columns of a sparse matrix that are looked at closely
+SMALL = 50_000_000  # numbers of a table that are kept in double precision
 
 
 @dataclass(eq=False, repr=False)  # scikit-learn has its own
 class KHotSelector(SelectorMixin, BaseEstimator):
-    """Choose the k features that a prediction needs: a gate over all of them and a network, trained together.
+    """Choose the k features that a prediction needs.
 
-    Features are standardised. The network sees random k-hot samples of them, whose probabilities are learned, and the
-    size of the samples goes from all features down to k. So it finds features that matter only together (XOR), and
-    nonlinear effects. The features with the k largest scores are selected.
+    Several strategies choose, and held-out rows decide between them (`khot.sklearn.Portfolio`): best subsets of a
+    linear model, of steps and products of columns, boosted trees, and a gate that is trained with a network. So it
+    finds linear effects among many columns, others that are not linear, and features that matter only together.
 
     Args:
-        n_features_to_select: k, an int, or a fraction of the features, a float in (0, 1]; None for half of them.
+        n_features_to_select: k, an int, or a fraction of the features, a float in (0, 1]; None for half of them; "auto"
+            for the smallest k whose held-out score is within a standard error of the best.
+        max_features: with "auto", the largest k; None for all features, but at most 30.
+        strategy: how to choose, a function of a `khot.sklearn.Problem` that returns a `khot.sklearn.Choice`.
         task: "classification", "regression" or "reconstruction" (of all features from k of them; y is ignored);
             "auto" finds it from y: reconstruction if it is None; classification if it holds strings, booleans, or
             integers with few different values (20, or the root of the number of rows); otherwise regression.
-        relaxation: scores to inclusion probabilities, such as `khot.sigmoid_topk`.
-        design: what the samples are drawn from, such as `khot.designs.Pivotal`; None multiplies features by their
-            probabilities instead.
-        estimator: how the gradient passes the samples, a function of `khot.estimators`.
-        temperature: of the relaxation; larger is more random.
-        hidden: sizes of the network's hidden layers; () for a linear model.
-        max_steps: the largest number of training steps.
-        batch_size: rows in a step.
-        learning_rate: of the network (Adam).
-        gate_learning_rate: of the scores (Adam).
-        annealed: the share of `max_steps` in which the samples' size goes from all features to k.
-        validation_fraction: share of the rows that are held out to stop early; they choose the scores too.
-        patience: steps without a better validation loss after which training stops.
+        groups: lists of columns, names or numbers, that are chosen together and count as one.
+        costs: what each column costs, (n_features); that of a group is their sum. Needs `budget`.
+        budget: the most that the chosen ones may cost, instead of `n_features_to_select`.
         random_state: an int, for the same result each time.
-        callback: called with each entry of `history_` as it comes; training stops when it returns True.
+        callback: called with dicts of progress; the search stops soon after it returns True, with the best so far.
         verbose: 1 shows a line of progress on stderr, as scikit-learn's estimators do; 0 shows nothing.
 
     Attributes:
-        scores_: (n_features), larger is better.
-        inclusion_probabilities_: (n_features), in [0, 1] with sum k: how likely each is chosen under the scores.
-        history_: a dict for each evaluation on the validation rows: step, budget, train_loss, validation_loss.
+        scores_: (n_features), larger is better. By the default strategy, they are the held-out loss that is paid for
+            doing without a chosen feature, or (negative) for taking another, in standard errors.
+        inclusion_probabilities_: (n_features), σ_k of the scores, in [0, 1] with sum k (over groups, if there are any).
+        history_: what the strategy measured on the way, dicts: the candidates of a portfolio with their scores, the
+            best first; or the steps of a gate's training.
+        curve_: with "auto", a dict for each k that was tried: k, score, error. The score is that of `Portfolio`, of
+            choices from other rows.
         task_: the task that was found.
         classes_: of a classification.
         n_features_in_, feature_names_in_: as usual.
@@ -85,71 +75,112 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         (2000, 2)
     """
 
-    n_features_to_select: float | None = None
+    n_features_to_select: float | str | None = None
     _: KW_ONLY
+    max_features: int | None = None
+    strategy: Strategy = PORTFOLIO
     task: str = "auto"
-    relaxation: Relaxation = sigmoid_topk
-    design: Callable[..., Design] | None = Pivotal
-    estimator: Callable[..., Tensor] = straight_through_sample
-    temperature: float = 1.0
-    hidden: tuple[int, ...] = (64, 64)
-    max_steps: int = 1000
-    batch_size: int = 256
-    learning_rate: float = 3e-3
-    gate_learning_rate: float = 0.02
-    annealed: float = 0.5
-    validation_fraction: float = 0.1
-    patience: int = 200
+    groups: Sequence[Sequence[int | str]] | None = None
+    costs: Sequence[float] | None = None
+    budget: float | None = None
     random_state: int | np.random.RandomState | None = None
-    callback: Callable[[dict[str, float]], bool | None] | None = None
+    callback: Callable[[dict[str, Any]], bool | None] | None = None
     verbose: int = 0
 
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
-        """Train on X (rows, features), y (rows) or (rows, outputs), and weights of rows if they differ."""
-        self._check_parameters()
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None, groups: Any = None) -> Self:
+        """Choose by X (rows, features), which may be sparse, and y (rows) or (rows, outputs).
+
+        Args:
+            X, y: the rows.
+            sample_weight: (rows,), if they differ.
+            groups: (rows,), labels of rows that must not be separated by cross-validation, such as patients.
+        """
+        _check.one_of("task", self.task, TASKS)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         x, target = self._validated(X, y)
+        if sparse.issparse(x) and x.shape[1] <= DENSE:
+            x = x.toarray()
         weight = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
-        n, k = x.shape[1], number_of_features(self.n_features_to_select, x.shape[1])
-        rows = self._rows(*_merged(x, target, weight))
-        how: dict[str, Any] = {"relaxation": self.relaxation, "design": self.design, "estimator": self.estimator}
-        gate = KHotGate(n, k, temperature=self.temperature, **how)
-        net = _network(n, self.hidden, rows.y.shape[1] if rows.y.ndim == 2 else len(self.classes_), seed)
-        largest = max(part.numel() for part in net.parameters())  # the weights of a layer
-        with threads_for(int(self.batch_size) * largest):
-            scores = self._train(gate, net, *_split(rows, self.validation_fraction, seed), seed)
-        if not scores.isfinite().all():
-            raise ValueError("training diverged: scores are not finite. Lower `learning_rate` or `gate_learning_rate`.")
-        with torch.no_grad():
-            probabilities = self.relaxation(scores.double(), k, temperature=self.temperature)
-        self.scores_, self.inclusion_probabilities_ = scores.double().numpy(), probabilities.numpy()
-        self._support = hard_topk(scores, k).bool().numpy()
+        if groups is not None:
+            groups = np.unique(column_or_1d(np.asarray(groups)), return_inverse=True)[1]
+            if len(groups) != x.shape[0]:
+                raise ValueError(f"`groups` must have a label for each of the {x.shape[0]} rows; got {len(groups)}.")
+        units, purse = self._units(x.shape[1])
+        problem, kept = self._problem(x, target, weight, groups, units, purse, seed)
+        self.curve_: list[dict[str, float]] = []
+        if self.n_features_to_select == AUTO:
+            self.curve_ = curve(problem, self.strategy)
+            problem = problem.spending(within_error(self.curve_))
+        choice = self.strategy(problem)
+        if self.verbose:
+            sys.stderr.write("\n")
+        scores = np.full(len(units), float(np.min(choice.scores)) - 1.0)
+        scores[kept] = choice.scores
+        budget = len(choice.units)
+        probabilities = sigmoid_topk(torch.from_numpy(scores), budget).numpy()
+        self.history_ = [dict(entry) for entry in choice.history]
+        self._support = np.zeros(x.shape[1], dtype=bool)
+        self.scores_, self.inclusion_probabilities_ = np.empty((2, x.shape[1]))
+        for u, columns in enumerate(units):
+            self.scores_[columns], self.inclusion_probabilities_[columns] = scores[u], probabilities[u]
+        for u in choice.units:
+            self._support[units[kept[u]]] = True
         return self
 
-    def _check_parameters(self) -> None:
-        _check.one_of("task", self.task, TASKS)
-        for name in ("max_steps", "batch_size", "patience"):
-            _check.at_least(name, getattr(self, name), 1)
-        for name in ("learning_rate", "gate_learning_rate"):
-            _check.above(name, getattr(self, name), 0)
-        _check.fraction("annealed", self.annealed)
-        _check.fraction("validation_fraction", self.validation_fraction, is_open=True)
-        if not isinstance(self.hidden, (tuple, list)):
-            got = type(self.hidden).__name__
-            raise TypeError(f"`hidden` must be a tuple of ints, such as (64, 64); got {got}.")
-        for i, size in enumerate(self.hidden):
-            _check.at_least(f"hidden[{i}]", size, 1)
+    def _units(self, n: int) -> tuple[list[np.ndarray], Purse]:
+        """Return the columns of each unit in the order of their first columns, what units cost, and the budget."""
+        names = {str(name): i for i, name in enumerate(getattr(self, "feature_names_in_", ()))}
+        owner = np.arange(n)
+        for group in self.groups or ():
+            columns = []
+            for given in group:
+                at = names.get(given) if isinstance(given, str) else given
+                if at is None or not 0 <= at < n:
+                    raise ValueError(
+                        f"`groups` must name columns of X, or their numbers from 0 to {n - 1}; got {given!r}."
+                    )
+                columns.append(int(at))
+            if not columns or len(np.unique(owner[columns])) < len(columns) or (owner[columns] != columns).any():
+                raise ValueError(f"a column must be in one of `groups`, once; got {list(group)!r}.")
+            owner[columns] = min(columns)
+        units = [np.flatnonzero(owner == first) for first in np.unique(owner)]
+        if (self.costs is None) != (self.budget is None):
+            raise ValueError("`costs` and `budget` must be given together.")
+        if self.costs is None or self.budget is None:
+            return units, Purse(np.ones(len(units)), self._count(len(units)))
+        if self.n_features_to_select is not None:
+            raise ValueError("`n_features_to_select` must be None if there is a `budget`.")
+        costs = np.asarray(self.costs, dtype=np.float64)
+        if costs.shape != (n,) or not (costs > 0).all() or not np.isfinite(costs).all():
+            raise ValueError(f"`costs` must hold {n} finite numbers > 0, one for each column.")
+        each = np.array([costs[columns].sum() for columns in units])
+        if not each.min() <= self.budget * (1 + 1e-12):
+            raise ValueError(f"`budget` must be ≥ {each.min():g}, the lowest cost of a feature; got {self.budget}.")
+        return units, Purse(each, float(self.budget))
 
-    def _validated(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _count(self, n: int) -> int:
+        """Return k, or the largest k of "auto"."""
+        if not isinstance(self.n_features_to_select, str):
+            if self.max_features is not None:
+                raise ValueError('`max_features` needs `n_features_to_select="auto"`.')
+            return number_of_features(self.n_features_to_select, n)
+        _check.one_of("n_features_to_select", self.n_features_to_select, (AUTO,))
+        if self.max_features is None:
+            return min(n, MOST)
+        _check.at_least("max_features", self.max_features, 1)
+        return min(n, int(self.max_features))
+
+    def _validated(self, X: Any, y: Any) -> tuple[Any, np.ndarray]:
         """Return features and what to predict, numbers or indices of classes, (rows, …); set `task_` and `classes_`."""
+        how: dict[str, Any] = {"dtype": np.float64, "ensure_min_samples": 2, "accept_sparse": "csr"}
         if y is None or self.task == "reconstruction":
             if self.task not in ("auto", "reconstruction"):
                 said = f"`y` must be given for {self.task}; got None. Without it, the task is reconstruction."
                 raise ValueError(said)
             self.task_ = "reconstruction"
-            x = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
-            return x, x[:, :0]
-        x, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, multi_output=True)
+            x = validate_data(self, X, **how)
+            return x, np.zeros((x.shape[0], 0))
+        x, y = validate_data(self, X, y, multi_output=True, **how)
         self.task_ = find_task(y) if self.task == "auto" else self.task
         if self.task_ == "regression":
             return x, y.astype(np.float64).reshape(len(y), -1)
@@ -160,61 +191,48 @@ class KHotSelector(SelectorMixin, BaseEstimator):
             raise ValueError(f"`y` must have at least 2 classes; got one class, {self.classes_[0]!r}.")
         return x, index.astype(np.float64)[:, None]
 
-    def _rows(self, x: np.ndarray, target: np.ndarray, weight: np.ndarray) -> Rows:
-        """Return the rows as training takes them: standardised tensors."""
-        features = _standardised(x, weight)
-        if self.task_ == "classification":
-            y = torch.from_numpy(target[:, 0]).long()
-        else:
-            y = features if self.task_ == "reconstruction" else _standardised(target, weight)
-        return Rows(features, y, torch.from_numpy(weight).float())
+    def _problem(
+        self,
+        x: Any,
+        target: np.ndarray,
+        weight: np.ndarray,
+        groups: Any,
+        units: list[np.ndarray],
+        purse: Purse,
+        seed: int,
+    ) -> tuple[Problem, np.ndarray]:
+        """Return the problem for the strategy, and which units it has: of a sparse matrix, the most promising."""
+        first, weight = _merged(x, target, weight, groups)
+        x, target = x[first], target[first]
+        classes = target[:, 0].astype(np.int64) if self.task_ == "classification" else None
+        y = target if classes is None else (classes[:, None] == np.arange(len(self.classes_))).astype(np.float64)
+        y = y[:, 1:] if y.shape[1] == 2 and classes is not None else y
+        y = y - np.average(y, axis=0, weights=weight) if classes is not None else standardised(_drawn_in(y), weight)
+        kept = np.arange(len(units))
+        if sparse.issparse(x):
+            if self.task_ == "reconstruction":
+                raise ValueError(f"a sparse X must have at most {DENSE} columns without y; got {x.shape[1]}.")
+            kept = _promising(x, y, weight, units)
+            columns = np.concatenate([units[u] for u in kept])
+            x = x[:, columns].toarray()
+            ends = np.cumsum([0, *(len(units[u]) for u in kept)])
+            units = [np.arange(a, b) for a, b in pairwise(ends)]
+            purse = Purse(purse.costs[kept], purse.budget)
+        x = standardised(x, weight)
+        y = x if self.task_ == "reconstruction" else y
+        fold = folds_of(classes, len(x), None if groups is None else groups[first])
+        how: dict[str, Any] = {"task": self.task_, "seed": seed, "callback": self._tell}
+        return Problem(x, y, classes, weight, fold, tuple(units), purse, **how), kept
 
-    def _train(self, gate: KHotGate, net: nn.Module, examples: Rows, validation: Rows, seed: int) -> Tensor:
-        """Return the scores of the least validation loss at the budget k; the last ones if it is not reached.
-
-        The gate's budget goes from n to k: features that matter only together are seen together at first. Rows are
-        drawn with replacement, in proportion to their weights.
-        """
-        max_steps, generator = int(self.max_steps), torch.Generator().manual_seed(seed)
-        annealing = round(self.annealed * max_steps)
-        schedule = Schedule(gate, "budget", examples.x.shape[1], gate.k, steps=annealing)
-        rates = ((net, self.learning_rate), (gate, self.gate_learning_rate))
-        optimizer = torch.optim.Adam([{"params": part.parameters(), "lr": rate} for part, rate in rates])
-        every, best, best_step = max(1, max_steps // CHECKS), float("inf"), annealing
-        cumulative = examples.weight.to(torch.float64).cumsum(0)
-        losses: list[float] = []
-        self.history_: list[dict[str, float]] = []
-        result = torch.tensor(torch.nan)
-        for step in range(1, max_steps + 1):
-            at = torch.rand(int(self.batch_size), dtype=torch.float64, generator=generator) * cumulative[-1]
-            rows = torch.searchsorted(cumulative, at, right=True).clamp_(max=len(cumulative) - 1)
-            loss = _loss(gate, net, examples.x[rows], examples.y[rows], generator)
-            optimizer.zero_grad()
-            loss.backward()
-            if all(scores.grad is None for scores in gate.parameters()):
-                raise ValueError("`design` and `estimator` must give the scores a gradient; this pair gives none.")
-            optimizer.step()
-            schedule.step()
-            losses.append(float(loss.detach()))
-            if step % every and step != max_steps:
-                continue
-            found, is_final = _evaluate(gate, net, validation), step >= annealing
-            if not is_final or found < best or not result.isfinite().all():
-                result = gate.scores_of(examples.x).detach().clone()
-            if is_final and found < best:
-                best, best_step = found, step
-            means = {"train_loss": sum(losses) / len(losses), "validation_loss": found}
-            self.history_.append({"step": step, "budget": int(gate.budget), **means})
-            losses = []
-            if self.verbose:
-                now = f"step {step} of {max_steps}, validation loss {found:.4f}, features {int(gate.budget)}"
-                sys.stderr.write(f"\rKHotSelector: {now:<70}")
-            has_enough = self.callback is not None and self.callback(self.history_[-1])
-            if has_enough or step - best_step >= self.patience:
-                break
+    def _tell(self, entry: dict[str, Any]) -> bool | None:
+        """Show a line of progress, if it is wanted, and pass it on."""
         if self.verbose:
-            sys.stderr.write("\n")
-        return result
+            now = f"{entry.get('candidate')}, {entry.get('done')} of {entry.get('total')} done"
+            if "step" in entry:
+                now = f"step {entry['step']} of {entry['steps']}, validation loss {entry['validation_loss']:.4f}"
+                now += f", features {entry['budget']}"
+            sys.stderr.write(f"\rKHotSelector: {now:<70}")
+        return self.callback(entry) if self.callback is not None else None
 
     def _get_support_mask(self) -> np.ndarray:
         check_is_fitted(self)
@@ -223,6 +241,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.non_deterministic = self.random_state is None
+        tags.input_tags.sparse = True
         return tags
 
 
@@ -230,7 +249,7 @@ def number_of_features(given: float | None, n: int) -> int:
     """Return k of n: from an int, a fraction, or None for half."""
     if given is None:
         return max(1, n // 2)
-    _check.number("n_features_to_select", given, "an int, a float or None")
+    _check.number("n_features_to_select", given, 'an int, a float, "auto" or None')
     if isinstance(given, Integral):
         if not 1 <= int(given) <= n:
             raise ValueError(f"`n_features_to_select` must satisfy 1 ≤ k ≤ {n} (number of features); got {given}.")
@@ -251,76 +270,59 @@ def find_task(y: np.ndarray) -> str:
     return "classification" if few and (values == np.round(values)).all() else "regression"
 
 
-def _standardised(x: np.ndarray, weight: np.ndarray) -> Tensor:
+def standardised(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Return columns with mean 0 and variance 1, whatever their size; constant ones are 0."""
     x = x / np.where(peak := np.abs(x).max(0), peak, 1)
-    x = x - np.average(x, axis=0, weights=weight)
-    x = x / np.where((peak := np.abs(x).max(0)) > 1e-14, peak, np.inf)
-    scale = np.sqrt(np.average(x**2, axis=0, weights=weight))
-    return torch.from_numpy(x / np.where(scale, scale, 1)).float()
+    x -= np.average(x, axis=0, weights=weight)
+    x /= np.where((peak := np.abs(x).max(0)) > 1e-14, peak, np.inf)
+    scale = np.sqrt(np.einsum("ij,ij,i->j", x, x, weight) / weight.sum())
+    x /= np.where(scale, scale, 1)
+    return x if x.size <= SMALL else x.astype(np.float32)
 
 
-def _merged(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Merge equal rows into one with the sum of their weights, ordered by a hash of what they hold.
+def _drawn_in(y: np.ndarray) -> np.ndarray:
+    """Return numbers with outliers drawn in: beyond the middle 90 % by more than its width, 4.9 σ if normal."""
+    if not y.size:
+        return y
+    low, high = np.quantile(y, [0.05, 0.95], axis=0)
+    wide = np.where(high > low, high - low, np.inf)
+    return np.asarray(np.clip(y, low - wide, high + wide))
+
+
+def _merged(x: Any, y: np.ndarray, weight: np.ndarray, groups: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return one of each set of equal rows, ordered by a hash of what they hold, and the sums of their weights.
 
     So a weight of 2 is the row twice, a weight of 0 is its absence, the order of the rows does not matter, and no row
-    is both trained on and held out.
+    is both trained on and held out. Rows of different `groups` are different.
     """
-    content = np.ascontiguousarray(np.concatenate([x, y], 1) + 0.0)  # −0 is 0
-    digests = np.array([hashlib.blake2b(row, digest_size=16).digest() for row in content[weight > 0]], dtype="S16")
     order = np.flatnonzero(weight > 0)
+    more = y if groups is None else np.column_stack([y, groups])
+    more = np.ascontiguousarray(more + 0.0)  # −0 is 0
+    digests = np.empty(len(order), dtype="S16")
+    if sparse.issparse(x):
+        x = x.copy()
+        x.sum_duplicates()
+        x.eliminate_zeros()
+    for place, i in enumerate(order):
+        if sparse.issparse(x):
+            at = slice(x.indptr[i], x.indptr[i + 1])
+            digest = hashlib.blake2b(x.indices[at].astype(np.int64).tobytes(), digest_size=16)
+            digest.update(x.data[at].tobytes())
+        else:
+            digest = hashlib.blake2b(x[i] + 0.0, digest_size=16)
+        digest.update(more[i].tobytes())
+        digests[place] = digest.digest()
     _, first, group = np.unique(digests, return_index=True, return_inverse=True)
-    return x[order[first]], y[order[first]], np.bincount(group, weights=weight[order])
+    return order[first], np.bincount(group, weights=weight[order])
 
 
-def _split(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
-    """Return rows to train on and held-out ones; if there is one row, or no fraction, they are the same."""
-    order = torch.randperm(len(rows.x), generator=torch.Generator().manual_seed(seed))
-    held = max(1, round(fraction * len(order)))
-    if held >= len(order) or not fraction:
-        return rows, rows
-    return Rows(*(part[order[held:]] for part in rows)), Rows(*(part[order[:held]] for part in rows))
-
-
-def _network(n: int, hidden: tuple[int, ...], outputs: int, seed: int) -> nn.Sequential:
-    """Return a multilayer perceptron whose weights depend on the seed alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        layers: list[nn.Module] = []
-        for size in map(int, hidden):
-            layers += [nn.Linear(n, size), nn.ReLU()]
-            n = size
-        return nn.Sequential(*layers, nn.Linear(n, outputs))
-
-
-def _evaluate(gate: KHotGate, net: nn.Module, rows: Rows) -> float:
-    """Return the mean loss with the k best features alone."""
-    gate.eval()
-    with torch.no_grad():
-        losses = _losses(net(gate(rows.x)), rows.y)
-    gate.train()
-    return float((losses * rows.weight).sum() / rows.weight.sum())
-
-
-def _loss(gate: KHotGate, net: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
-    """Return the mean over a batch; an estimator that wants the objective tries every sample on a part of it."""
-    if gate.design is None or not gate.takes_objective:
-        return _losses(net(gate(x, generator=generator)), y).mean()
-    parts = min(MASKS, len(x))
-    x, y = (part[: len(part) // parts * parts].unflatten(0, (parts, -1)) for part in (x, y))
-
-    def objective(m: Tensor) -> Tensor:  # (samples, n) → (samples); control variates ask for π too, (…, n) → (…)
-        m = m[..., None, :].to(x.dtype)
-        if m.shape[:-2] == (parts,):
-            return _losses(net(m * x), y).mean(-1)
-        outputs = net(m * x.flatten(0, 1))
-        return _losses(outputs, y.flatten(0, 1).expand(*outputs.shape[:-1], *y.shape[2:])).mean(-1)
-
-    return gate.estimator(gate.law(x), objective, num_samples=parts, generator=generator)
-
-
-def _losses(output: Tensor, y: Tensor) -> Tensor:
-    """Return a loss for each example: cross-entropy for classes, squared error for numbers."""
-    if y.is_floating_point():
-        return mse_loss(output, y, reduction="none").mean(-1)
-    return cross_entropy(output.flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
+def _promising(x: Any, y: np.ndarray, weight: np.ndarray, units: list[np.ndarray]) -> np.ndarray:
+    """Return the units of a sparse matrix whose columns have the highest correlations with y."""
+    if len(units) <= DENSE:
+        return np.arange(len(units))
+    scaled = x.multiply(weight[:, None] / weight.sum()).tocsr()
+    mean = np.asarray(scaled.sum(0)).ravel()
+    variance = np.asarray(scaled.multiply(x).sum(0)).ravel() - mean**2
+    share = ((scaled.T @ y) ** 2).sum(1) / np.maximum(variance, 1e-12)  # y is centred
+    each = np.array([share[columns].max() for columns in units])
+    return np.sort(np.argsort(-each, kind="stable")[:DENSE])
