@@ -42,7 +42,7 @@ def test_parquet_without_a_reader(tmp_path, monkeypatch):
 def test_a_sample_of_many_rows_is_said(tmp_path):
     x = np.random.default_rng(0).standard_normal((200, 2))
     pl.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": 2 * x[:, 0]}).write_parquet(tmp_path / "a.parquet")
-    arguments = (tmp_path / "a.parquet", "--target", "y", "-k", 1, "--seed", 5, *QUICK)
+    arguments = (tmp_path / "a.parquet", "--target", "y", "-k", 1, "--seed", 5)
     done = khot(*arguments, "--rows", 60, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
     said = "A uniform sample of 60 of the 200 rows was read, without replacement, with the seed 5 (--rows)."
