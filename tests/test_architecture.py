@@ -62,8 +62,8 @@ AREAS = {
         {"_spark.py", "_statistical.py", "_tokens.py", "spark.py", "statistical.py", "tokens.py"},
     ),
     "surveys and data": (1_500, {"survey", "data", "_rows.py", "_balanced.py", "balanced.py"}),
-    "sparse networks": (3_070, {"_budgets.py", "_choice.py", "budgets.py", "sparsity"}),
-    "one row on many ranks": (1_300, {"_file.py", "_ranks.py", "across.py", "chunks.py", "distributed", "kth.py"}),
+    "sparse networks": (3_240, {"_budgets.py", "_choice.py", "budgets.py", "sparsity"}),
+    "one row on many ranks": (1_500, {"_file.py", "_ranks.py", "across.py", "chunks.py", "distributed", "kth.py"}),
     "feature selection": (
         2_800,
         {"_blocks.py", "_gate.py", "_knockoffs.py", "_portfolio.py", "_problem.py", "_selector.py", "select.py"}
