@@ -230,5 +230,7 @@ def test_constant_targets_and_few_rows():
         KHotSelector(2).fit(x, np.ones(30))
     assert len(chosen(2, x, np.full(30, 0.5))) == 2
     assert len(chosen(2, x[:3], x[:3, 0])) == 2
+    for rows in range(12, 20):  # classes that a line says nothing of left the choice empty
+        assert chosen(1, np.arange(float(rows))[:, None], np.arange(rows) % 2, splicing) == [0]
     with pytest.raises(ValueError, match="label for each of the 30 rows"):
         KHotSelector(2).fit(x, x[:, 0], groups=np.arange(5))

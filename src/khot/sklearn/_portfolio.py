@@ -43,7 +43,7 @@ def splicing(problem: Problem) -> Choice:
     blocks = narrow.linear
     starts = [blocks.forward(np.searchsorted(kept, start).tolist()) for start in starts]  # full, if it was not
     if is_plain and narrow.classes is not None and starts and not narrow.stopped:
-        starts.append(_logistic(narrow.sample(LOGISTIC_ROWS), starts[0]))
+        starts.append(blocks.forward(_logistic(narrow.sample(LOGISTIC_ROWS), starts[0])))
     if not starts or len(narrow.units) <= NARROW:
         starts += blocks.starts()
     return lifted(problem, _best(blocks, starts), blocks, kept)
