@@ -19,7 +19,8 @@ HERE = Path(__file__).parent
 AVX512, AVX2, PORTABLE = 2, 1, 0
 WIDE = AVX512
 PATHS = {AVX512: "AVX-512", AVX2: "AVX2", PORTABLE: "NEON" if platform.machine() in ("arm64", "aarch64") else "portable"}
-CDFS = {"sigmoid": 0, "laplace": 1, "euclidean": 2}  # the cdfs of native/khot.h
+CDFS = {"sigmoid": 0, "laplace": 1, "euclidean": 2, "normal": 3, "cauchy": 4}  # the cdfs of native/khot.h
+_IN_FLOAT32 = ("normal", "cauchy")  # and in no other dtype
 _DTYPES = {torch.float32: 0, torch.float64: 1}
 _NUMBERS = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "int": ctypes.c_int32, "double": ctypes.c_double}
 _NUMBERS["uint32_t"] = ctypes.c_uint32
@@ -71,7 +72,7 @@ def _load() -> tuple[Any, str]:
     except (OSError, AttributeError) as error:
         return None, f"eager torch (native library does not load: {error})"
     width = PATHS[library.khot_path()]
-    what = "top-k (sigmoid, Laplace, Euclidean, hard, statistical), pivotal and systematic samples, matching pursuit"
+    what = "top-k (sigmoid, Laplace, Euclidean, float32 normal and Cauchy, hard, statistical), pivotal and systematic samples, matching pursuit"
     return library, f"native, {width} (for {what}; eager torch for the rest; {built})"
 
 
@@ -92,6 +93,11 @@ def _open(path: Path) -> ctypes.CDLL:
 
 
 LIBRARY, REASON = _load()
+
+
+def serves(cdf: str, dtype: torch.dtype) -> bool:
+    """Return whether `native_topk` and `native_pull` take the cdf."""
+    return LIBRARY is not None and cdf in CDFS and (dtype == torch.float32 or cdf not in _IN_FLOAT32)
 
 
 def native_topk(

@@ -89,7 +89,7 @@ def topk_into(out: Tensor, x: Tensor, k: float, temperature: float, cdf: Cdf) ->
 
     A large result in memory that is used again is twice as fast as one in new memory.
     """
-    if HAS_NATIVE and cdf.name in _native.CDFS and is_plain(x, out):
+    if _native.serves(cdf.name, x.dtype) and is_plain(x, out):
         _native.native_topk(x, k, temperature, None, cdf.name, out=out)
     else:
         out.copy_(_solve(x, k, temperature, None, cdf))
@@ -266,7 +266,7 @@ _hard_topk = define("hard_topk", "(Tensor x, Tensor k, Tensor? mask) -> Tensor",
 # ── the CPU ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _cpu_topk(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf | str) -> Tensor:
     law = _law(cdf)
-    if HAS_NATIVE and law.name in _native.CDFS:
+    if _native.serves(law.name, x.dtype):
         return _native.native_topk(x, k, temperature, mask, law.name)
     return threshold.topk(x, per_row(k, x), per_row(temperature, x), mask, law, early_stop=True)
 
@@ -280,7 +280,7 @@ def _cpu_margin(x: Tensor, k: Tensor, temperature: Tensor, mask: Mask, costs: Co
 
 def _cpu_pull(g: Tensor, y: Tensor, temperature: PerRow, cdf: Cdf | str) -> Tensor:
     name = cdf if isinstance(cdf, str) else cdf.name
-    if HAS_NATIVE and name in _native.CDFS:
+    if _native.serves(name, y.dtype):
         return _native.native_pull(g, y, temperature, None, name)
     return _eager_pull(g, y, temperature, cdf)
 
