@@ -18,7 +18,8 @@ HERE = Path(__file__).parent
 # The path: the widest vectors that a call may use, if the machine has them.
 AVX512, AVX2, PORTABLE = 2, 1, 0
 WIDE = AVX512
-PATHS = {AVX512: "AVX-512", AVX2: "AVX2", PORTABLE: "NEON" if platform.machine() in ("arm64", "aarch64") else "portable"}
+_BASELINE = "NEON" if platform.machine() in ("arm64", "aarch64") else "portable"
+PATHS = {AVX512: "AVX-512", AVX2: "AVX2", PORTABLE: _BASELINE}
 CDFS = {"sigmoid": 0, "laplace": 1, "euclidean": 2, "normal": 3, "cauchy": 4}  # the cdfs of native/khot.h
 _IN_FLOAT32 = ("normal", "cauchy")  # and in no other dtype
 _DTYPES = {torch.float32: 0, torch.float64: 1}
@@ -72,7 +73,8 @@ def _load() -> tuple[Any, str]:
     except (OSError, AttributeError) as error:
         return None, f"eager torch (native library does not load: {error})"
     width = PATHS[library.khot_path()]
-    what = "top-k (sigmoid, Laplace, Euclidean, float32 normal and Cauchy, hard, statistical), pivotal and systematic samples, matching pursuit"
+    what = "top-k (sigmoid, Laplace, Euclidean, float32 normal and Cauchy, hard, statistical), "
+    what += "pivotal and systematic samples, matching pursuit"
     return library, f"native, {width} (for {what}; eager torch for the rest; {built})"
 
 
