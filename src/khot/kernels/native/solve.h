@@ -90,6 +90,7 @@ template <class F, class V, class T> bool solve_from_sample(const Row<T>& row, T
       });
     }
     if (!(sums[1] > 0)) return false;
+    if (settles() && !complement) return true;
     step = settles() ? 0 : (sums[0] - k) / sums[1];
     // A short step is taken along the slope. The sum of that decides; if it does not, all is computed anew.
     if (std::fabs(step) < kShortStep && (step == 0 || F::has_simple_slope)) {
