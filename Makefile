@@ -1,4 +1,4 @@
-# make run | test | check | examples | lint | doctest | docs | sanitize | wheels | figures | grid | speed | halving | solver-error | study | temperature | selection | sae | sae-minilm | sindy | moe | coding | kill | clean
+# make run | test | check | examples | lint | doctest | docs | sanitize | aarch64 | wheels | figures | grid | speed | halving | solver-error | study | temperature | selection | sae | sae-minilm | sindy | moe | coding | kill | clean
 # One virtual environment, .venv, with khot installed editable; each target installs the extras it needs, once.
 
 PYTHON ?= python3

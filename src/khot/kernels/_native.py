@@ -19,12 +19,10 @@ HERE = Path(__file__).parent
 # The path: the widest vectors that a call may use, if the machine has them.
 AVX512, AVX2, PORTABLE = 2, 1, 0
 WIDE = AVX512
-PATHS = {
-    AVX512: "AVX-512",
-    AVX2: "AVX2",
-    PORTABLE: "NEON" if platform.machine() in ("arm64", "aarch64") else "portable",
-}
-CDFS = {"sigmoid": 0, "laplace": 1, "euclidean": 2}  # the cdfs of native/khot.h
+_BASELINE = "NEON" if platform.machine() in ("arm64", "aarch64") else "portable"
+PATHS = {AVX512: "AVX-512", AVX2: "AVX2", PORTABLE: _BASELINE}
+CDFS = {"sigmoid": 0, "laplace": 1, "euclidean": 2, "normal": 3, "cauchy": 4}  # the cdfs of native/khot.h
+IN_EVERY_DTYPE = ("sigmoid", "laplace", "euclidean")  # the others are in float32 alone, for whole rows
 _DTYPES = {torch.float32: 0, torch.float64: 1}
 _NUMBERS = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "int": ctypes.c_int32, "double": ctypes.c_double}
 _NUMBERS["uint32_t"] = ctypes.c_uint32
@@ -77,8 +75,8 @@ def _load() -> tuple[Any, str]:
     except (OSError, AttributeError) as error:
         return None, f"eager torch (native library does not load: {error})"
     width = PATHS[library.khot_path()]
-    what = "top-k (sigmoid, Laplace, Euclidean, hard, statistical), pivotal and systematic samples, matching pursuit,"
-    what += " certified attention"
+    what = "top-k (sigmoid, Laplace, Euclidean, float32 normal and Cauchy, hard, statistical), "
+    what += "pivotal and systematic samples, matching pursuit, certified attention"
     return library, f"native, {width} (for {what}; eager torch for the rest; {built})"
 
 
@@ -127,6 +125,11 @@ def direct(**names: Any) -> tuple[Any, Any]:
     topk, pull = (ctypes.cast(f, ctypes.c_void_p).value for f in (LIBRARY.khot_topk, LIBRARY.khot_topk_pull))
     _DIRECT.bind(topk=topk, topk_pull=pull, path=WIDE, exchange=_torch.dlpack_table, **names)
     return _DIRECT.topk, _DIRECT.pull
+
+
+def has_kernel(cdf: str, dtype: torch.dtype) -> bool:
+    """Return whether `native_topk` and `native_pull` take the cdf."""
+    return LIBRARY is not None and cdf in CDFS and (dtype == torch.float32 or cdf in IN_EVERY_DTYPE)
 
 
 def native_topk(

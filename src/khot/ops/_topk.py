@@ -91,7 +91,7 @@ def topk_into(out: Tensor, x: Tensor, k: float, temperature: float, cdf: Cdf) ->
 
     A large result in memory that is used again is twice as fast as one in new memory.
     """
-    if HAS_NATIVE and cdf.name in _native.CDFS and is_plain(x, out):
+    if _native.has_kernel(cdf.name, x.dtype) and is_plain(x, out):
         _native.native_topk(x, k, temperature, None, cdf.name, out=out)
     else:
         out.copy_(_solve(x, k, temperature, None, cdf))
@@ -203,7 +203,7 @@ direct_topk, _direct_pull = _native.direct(
     forward_level=forward_level,
     forward_ad=forward_ad,
     oddities=_torch.ODDITIES,
-    cdfs=tuple(cdf_by_name(name) for name in _native.CDFS),
+    cdfs=tuple(cdf_by_name(name) for name in _native.IN_EVERY_DTYPE),
     apply=_apply_plain,
 )
 
@@ -293,7 +293,7 @@ _hard_topk = define("hard_topk", "(Tensor x, Tensor k, Tensor? mask) -> Tensor",
 # ── the CPU ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _cpu_topk(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf | str) -> Tensor:
     law = _law(cdf)
-    if HAS_NATIVE and law.name in _native.CDFS:
+    if _native.has_kernel(law.name, x.dtype):
         return _native.native_topk(x, k, temperature, mask, law.name)
     return threshold.topk(x, per_row(k, x), per_row(temperature, x), mask, law, early_stop=True)
 
@@ -307,13 +307,13 @@ def _cpu_margin(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, costs: Co
 
 def _cpu_pull(g: Tensor, y: Tensor, temperature: PerRow, cdf: Cdf | str) -> Tensor:
     name = cdf if isinstance(cdf, str) else cdf.name
-    if HAS_NATIVE and name in _native.CDFS:
+    if _native.has_kernel(name, y.dtype):
         return _native.native_pull(g, y, temperature, None, name)
     return _eager_pull(g, y, temperature, cdf)
 
 
 def _has_passes(cdf: Cdf, rows: threshold.Rows) -> bool:
-    return HAS_NATIVE and rows.x.device.type == "cpu" and rows.costs is None and cdf.name in _native.CDFS
+    return HAS_NATIVE and rows.x.device.type == "cpu" and rows.costs is None and cdf.name in _native.IN_EVERY_DTYPE
 
 
 def sums_at(cdf: Cdf, rows: threshold.Rows, point: threshold.Point) -> Tensor:

@@ -87,7 +87,7 @@ template <class T> int fuzz(Rng& rng, long number) {
     t[(size_t)r] = rng() % 50 == 0 ? std::nan("") : std::pow(10, 10 * uniform(rng) - 6);
   }
   const uint8_t* m = mask.empty() ? nullptr : mask.data();
-  const auto threads = 1 + (int32_t)(rng() % 2), path = (int32_t)(rng() % 3), cdf = (int32_t)(rng() % 6) % KHOT_CDFS;
+  const auto threads = 1 + (int32_t)(rng() % 2), path = (int32_t)(rng() % 3), cdf = (int32_t)(rng() % 10) % (sizeof(T) == 4 ? KHOT_CDFS : KHOT_NORMAL);
   const bool is_shared = rng() % 4 == 0;  // one k and one T for all rows
   if (is_shared) {
     k.assign(k.size(), k[0]);
@@ -158,18 +158,20 @@ template <class T> int fuzz(Rng& rng, long number) {
     const double want =
         expected(x.data() + r * n, m ? m + r * n * stride : nullptr, stride, n, k[(size_t)r], t[(size_t)r]);
     const double whole = k[(size_t)r] == std::floor(k[(size_t)r]) && t[(size_t)r] > 0 ? want : std::nan("");
-    double sum = 0, ones = 0, margins = 0;
+    double sum = 0, ones = 0, margins = 0, softest = 0;
     bool in_range = true;
     for (int64_t i = 0; i < n; ++i) {
       const double v = (double)p[(size_t)(r * n + i)];
       sum += v;
+      softest = std::fmax(softest, std::fmin(v, 1 - v));
       in_range &= v >= 0 && v <= 1;
       ones += (double)chosen[(size_t)(r * n + i)];
       margins += 1 / (1 + std::exp(-(double)z[(size_t)(r * n + i)]));
     }
     // The gradient of a constant is none, and its weighted mean is the constant; 0 in a saturated row.
     const double mean = dk[(size_t)r];
-    const bool has_digits = want > 1e-30;  // below, a float is denormal
+    // Below, a float is denormal; and the slope of a Cauchy cdf is the square of its tail.
+    const bool has_digits = want > 1e-30 && (cdf != KHOT_CAUCHY || softest > 1e-15);
     bool is_flat = !has_digits || std::fabs(mean - 0.5) <= 1e-5 || mean == 0;
     for (int64_t i = 0; i < n; ++i)
       is_flat &= !has_digits || std::fabs((double)dx[(size_t)(r * n + i)]) * t[(size_t)r] <= 1e-5;

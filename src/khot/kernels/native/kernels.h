@@ -77,7 +77,7 @@ struct Found {
 };
 
 template <class T> struct Kernels {
-  // One row of a soft top-k, by cdf.
+  // One row of a soft top-k, by cdf; null: there is no such kernel.
   void (*row[KHOT_CDFS])(const Row<T>& row, T* y);
   // Up to `group` rows of σ_k at once, all of one length: the quick way for up to kGrouped scores, and the sure way for up to
   // kShort, whose results do not depend on which rows come together. There are `group` rows, of which the first `count`

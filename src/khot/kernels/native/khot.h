@@ -19,7 +19,7 @@ extern "C" {
 enum { KHOT_OK = 0, KHOT_NO_MEMORY = 1 };  /* status of a call */
 enum { KHOT_FLOAT = 0, KHOT_DOUBLE = 1 };  /* dtype: float or double, for every `void*` of a call */
 enum { KHOT_PORTABLE = 0, KHOT_AVX2 = 1, KHOT_AVX512 = 2 }; /* path: the widest vectors that a call may use */
-enum { KHOT_SIGMOID, KHOT_LAPLACE, KHOT_EUCLIDEAN, KHOT_CDFS }; /* cdf */
+enum { KHOT_SIGMOID, KHOT_LAPLACE, KHOT_EUCLIDEAN, KHOT_NORMAL, KHOT_CAUCHY, KHOT_CDFS }; /* cdf; the last two: floats */
 
 /* Contiguous rows of scores, and how each is to be solved. */
 typedef struct {

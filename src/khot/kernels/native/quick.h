@@ -95,23 +95,26 @@ template <class V, class T> bool describe(const Row<T>& row, double* count, doub
 
 constexpr int64_t kSampleRow = 16384;  // a row four times as long is first solved on as many of its scores
 
+// A row of so many of a long row's scores, copied to `to`, and the k of that row.
+template <class T> Row<T> sample_of(const Row<T>& row, T* to) {
+  constexpr int64_t run = 8;  // neighbours are taken together, a cache line at a time
+  const int64_t runs = kSampleRow / run, step = (row.n / runs) & ~(int64_t)15;
+  for (int64_t r = 0; r < runs; ++r)
+    for (int64_t i = 0; i < run; ++i) {
+      const int64_t at = r * step + i;
+      to[r * run + i] = allowed(row, at) ? row.x[at] : -std::numeric_limits<T>::infinity();
+    }
+  return {to, nullptr, 0, kSampleRow, row.k * (double)kSampleRow / (double)row.n, row.temperature, 1};
+}
+
 template <class V, class T> bool solve_quickly(const Row<T>& row, T* p, bool roughly, Point<T>* point);
 
 // A first guess of τ: that of a sample, or of a normal distribution with the row's mean and variance. `scratch` has n
 // places, so that no thread needs a large stack.
 template <class V, class T> bool guess(const Row<T>& row, T* scratch, double* count, Point<T>* point) {
   if (row.n >= 4 * kSampleRow) {
-    constexpr int64_t run = 8;  // neighbours are taken together, a cache line at a time
-    T *sample = scratch, *chosen = scratch + kSampleRow;
-    const int64_t runs = kSampleRow / run, step = (row.n / runs) & ~(int64_t)15;
-    for (int64_t r = 0; r < runs; ++r)
-      for (int64_t i = 0; i < run; ++i) {
-        const int64_t at = r * step + i;
-        sample[r * run + i] = allowed(row, at) ? row.x[at] : -std::numeric_limits<T>::infinity();
-      }
     *count = (double)row.n;
-    Row<T> part = {sample, nullptr, 0, kSampleRow, row.k * (double)kSampleRow / (double)row.n, row.temperature, 1};
-    return solve_quickly<V>(part, chosen, true, point);
+    return solve_quickly<V>(sample_of(row, scratch), scratch + kSampleRow, true, point);
   }
   double mean, variance;
   if (!describe<V>(row, count, &mean, &variance) || !(row.k < *count)) return false;

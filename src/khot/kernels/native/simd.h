@@ -289,9 +289,9 @@ template <class T> struct Vec {
   static reg sqrt(reg a) { return root(a); }
   static reg log(reg y) {  // of a normal y > 0, to 1e-7: for floats
     // y = m·2^e with m in [√½, √2)
-    const mask_t bits = (mask_t)y - 0x3f3504f3;
-    const reg e = __builtin_convertvector(bits >> 23, reg);
-    const reg f = (reg)((bits & 0x007fffff) + 0x3f3504f3) - T(1);
+    const bits m = (bits)y - 0x3f3504f3u;
+    const reg e = __builtin_convertvector((mask_t)m >> 23, reg);
+    const reg f = (reg)((m & 0x007fffffu) + 0x3f3504f3u) - T(1);
     constexpr float c[7] = {8.700437984e-02f, -1.426749236e-01f, 1.491476952e-01f, -1.657758411e-01f,
                             1.996306361e-01f, -2.500133705e-01f, 3.333391074e-01f};
     reg poly = set(c[0]);

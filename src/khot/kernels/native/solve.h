@@ -40,9 +40,84 @@ template <class F, class V, class T> void write(const Row<T>& row, const Point<T
   });
 }
 
+constexpr double kShortStep = 1e-3;  // in z: its square is nothing
+
+// The quick way for the other cdfs: the threshold of a sample, and Newton's method from there, whose last sum is that of
+// what is stored. False if it is not settled; then y holds nothing.
+template <class F, class V, class T> bool solve_from_sample(const Row<T>& row, T* y) {
+  const double n = (double)row.n, eps = (double)Limits<T>::eps;
+  if (row.n < 4 * kSampleRow || !(row.k > 0 && row.k < n && row.temperature > 0)) return false;
+  const Row<T> part = sample_of(row, y);
+  const Census census = count_kinds<V>(part);
+  if (is_settled(part, census)) return false;
+  Point<T> point;
+  const Balance found = locate<F, V>(part, census, true, y + kSampleRow, &point);
+  double step = found.step;
+  // The smaller of y and 1 − y is summed: numbers near 1 would round the sum's digits away.
+  const bool complement = 2 * row.k > n;
+  const double k = complement ? n - row.k : row.k;
+  double sums[2];
+  const auto settles = [&] {
+    const double noise = 2 * eps * std::sqrt(k < 1 ? k * k : k), limit = 4 * eps * (sums[1] < k ? sums[1] : k);
+    return noise <= 4 * limit && std::fabs(sums[0] - k) <= (limit > noise ? limit : noise);
+  };
+  for (int pass = 0; pass < 6 && std::fabs(step) < 1; ++pass) {
+    point = point.moved(step, row.temperature);
+    const Margin<T> margin(point, row.temperature);
+    const auto value = [=](auto at, typename V::reg* density) {
+      const auto f = F::template at<V>(margin.template minus_z<V>(at.scores(row)));
+      const auto rest = V::sub(V::set(1), f.tail);
+      *density = f.density;
+      return complement ? V::blend(f.above, f.tail, rest) : V::blend(f.above, rest, f.tail);
+    };
+    const auto store = [=](auto at) {
+      typename V::reg none;
+      at.store(y, value(at, &none));
+    };
+    if constexpr (F::has_simple_slope) {
+      accumulate_scores<V, 2>(row, sums, [=](auto at, auto* lanes) {
+        const auto q = at.load(y);
+        lanes[0] = V::add(lanes[0], q);
+        lanes[1] = V::add(lanes[1], F::template slope<V>(q));
+      }, store);
+    } else {
+      accumulate_scores<V, 2>(row, sums, [=](auto at, auto* lanes) {
+        typename V::reg density;
+        const auto q = value(at, &density);
+        at.store(y, q);
+        lanes[0] = V::add(lanes[0], at.live(q));
+        lanes[1] = V::add(lanes[1], at.live(density));
+      });
+    }
+    if (!(sums[1] > 0)) return false;
+    if (settles() && !complement) return true;
+    step = settles() ? 0 : (sums[0] - k) / sums[1];
+    // A short step is taken along the slope. The sum of that decides; if it does not, all is computed anew.
+    if (std::fabs(step) < kShortStep && (step == 0 || F::has_simple_slope)) {
+      const T by = (T)-step;
+      accumulate_row<V, 1>(row.n, row.threads, sums, [=](auto at, auto* lanes) {
+        auto q = at.load(y);
+        if constexpr (F::has_simple_slope) {
+          q = V::fma(F::template slope<V>(q), V::set(by), q);
+          q = V::min(V::max(q, V::set(0)), V::set(1));
+        }
+        lanes[0] = V::add(lanes[0], q);
+        at.store(y, complement ? V::sub(V::set(1), q) : q);
+      });
+      if (settles()) return true;
+    }
+    if (complement) step = -step;
+  }
+  return false;
+}
+
 template <class F, class V, class T> void solve_row(const Row<T>& row, T* p) {
   Point<T> point;
-  if (F::is_logistic && solve_quickly<V>(row, p, false, &point)) return;
+  if constexpr (F::is_logistic) {
+    if (solve_quickly<V>(row, p, false, &point)) return;
+  } else if (solve_from_sample<F, V>(row, p)) {
+    return;
+  }
   const Census census = count_kinds<V>(row);
   if (is_settled(row, census)) return settle(row, census, p);
   const Balance found = locate<F, V>(row, census, true, p, &point);

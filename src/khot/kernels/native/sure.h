@@ -52,7 +52,7 @@ template <class F, class V, class T> Balance balance(const T* x, int64_t n, int 
     const double excess = decided + t.above - k;
     const double left = t.lower + (excess > 0 ? excess : 0), right = t.upper + (excess < 0 ? -excess : 0);
     const double ratio = std::log(left) - std::log(right), slope = t.lower_v / left + t.upper_v / right,
-                 step = ratio / slope;
+                 step = slope > 0 ? ratio / slope : 0;  // a density may underflow
     const double underflow = (double)Limits<T>::tiny * (double)n, rounding = just_p ? eps / 8 * (k < 1 ? k : 1) : 0;
     if (std::fabs(ratio) <= tolerance) return {left > underflow / eps && right > underflow / eps, step};
     // Entries err all in one direction, so none is off by more than |left − right|.
@@ -77,7 +77,8 @@ Balance locate(const Row<T>& row, const Census& census, bool just_p, T* p, Point
   const double k = row.k - (double)census.infinite, part = k - std::floor(k), finite = (double)census.finite;
   const double share = part == 0 ? 1 : (part < 0.5 ? part : 1 - part);
   using One = Scalar<double>;
-  const double reach = F::template reach<One>(finite / share), certain = F::template certain<T, One>(finite);
+  const double crowd = One::min(finite / share, 1e300), reach = F::template reach<One>(crowd),
+               certain = F::template certain<T, One>(finite);
   T upper, lower;
   const bool is_whole = census.finite == row.n && !row.mask;
   if (!is_whole) gather<V>(row, true, p);

@@ -37,7 +37,8 @@ inline void select_columns(const Columns& rows, unsigned wanted, Floats* upper, 
     const FloatMask is_done = (low == high) | (reached == rank);
     if ((V::lanes(is_done) & wanted) == wanted) break;
     // A pivot in (low, high]; differences are unsigned, and those on the wrong side are the largest.
-    const auto beneath = (FloatMask)((Distance)low + (((Distance)high - (Distance)low) >> 1)), pivot = beneath + 1;
+    const Distance middle = (Distance)low + (((Distance)high - (Distance)low) >> 1);
+    const auto beneath = (FloatMask)middle, pivot = (FloatMask)(middle + 1);
     FloatMask count{};
     Distance up = ~Distance{}, down = ~Distance{};
     for (int64_t j = 0; j < rows.n; ++j) {
