@@ -56,12 +56,12 @@ JOBS = {
     "four-layers": job(4, "layer_cases", "experts_divided_over_processes"),
     "two-sae": job(
         2,
-        "sae_cases",
+        "autoencoder_cases",
         f"{SAE} autoencoders_under_ddp without_the_group_gradients_differ samples_have_the_right_size "
         "files_are_those_of_one_process metrics_of_parts",
     ),
-    "three-sae": job(3, "sae_cases", f"{SAE} autoencoders_under_ddp"),
-    "four-sae": job(4, "sae_cases", "tokens_and_latents_divided"),
+    "three-sae": job(3, "autoencoder_cases", f"{SAE} autoencoders_under_ddp"),
+    "four-sae": job(4, "autoencoder_cases", "tokens_and_latents_divided"),
     "two-training": job(2, "training_cases", TRAINING),
     "four-training": job(4, "training_cases", "weights_of_one_process resumed_at_other_numbers_of_processes"),
     **{name: job(2, "training_cases", name, is_fault=True, limit=80.0) for name in RUNS.split()},
