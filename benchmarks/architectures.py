@@ -1,4 +1,4 @@
-"""A search space small enough to train every member, and six ways to search it.
+"""A search space small enough to train every member, and seven ways to search it.
 
 Digits, 8×8 pixels, 8 channels: three choices of five operations, 125 networks. `--train` trains all of them, three
 seeds each, to results/architectures.csv; three minutes. Then each way to search runs ten times, without and with a
@@ -29,11 +29,11 @@ from torch.nn.functional import cross_entropy
 from benchmarks import common
 from benchmarks.rivals import darts
 from benchmarks.sparsity_problems import Data, split
-from benchmarks.style import BLUE, FAINT, GREEN, GREY, ORANGE, PINK, SKY, panels, styled
+from benchmarks.style import BLUE, FAINT, GOLD, GREEN, GREY, ORANGE, PINK, SKY, panels, styled
 from khot.bench import markdown_table
 from khot.nn import Choice, Schedule, selectors
 from khot.nn.schedules import between, linear
-from khot.nn.sparsity import Sparsifier, choices, sampled, soft
+from khot.nn.sparsity import Sparsifier, choices, drawn, sampled, soft
 
 CHANNELS = 8
 PLACES = (64, 16, 4)  # pixels at each of the three choices
@@ -64,6 +64,7 @@ class Plan(NamedTuple):
 
 QUICK = Plan(seeds=(0,), runs=(10,), steps=4, spent=40, genomes=tuple(GENOMES[::25]), rows=100)
 BATCH, RATE, SCORE_RATE = 64, 0.01, 0.03
+WARM = 0.3  # of the steps, in which all operations are drawn alike and θ does not learn
 
 
 def _conv(size: int, groups: int) -> nn.Module:
@@ -237,6 +238,41 @@ def by_choice(selector: selectors.Selector, rule: Any, branches: int) -> Callabl
     return search
 
 
+def by_log_prob(known: Data, seed: int, spent: int, limit: float, knob: float) -> Genome:
+    """Draw networks: weights learn from the loss, and θ by the score function, after a start.
+
+    The baseline is a running mean of the loss. With a budget the Sparsifier draws, within it on average; the budget
+    begins to fall when θ begins to learn.
+    """
+    model, found = mixed(selector=selectors.drawn)
+    generator = torch.Generator().manual_seed(seed)
+    for choice in found:
+        choice.generator = generator
+    weights, scores = darts.split_parameters(model)
+    sparsifier = None
+    if limit < float("inf"):
+        how = {"mask": drawn, "temperature": (1.0, 1.0), "freeze": 1.0, "generator": generator}
+        falls = between(linear, knob, 0.8)
+        sparsifier = Sparsifier(model, limit, steps=spent, units=choices, density_schedule=falls, **how)
+    batches = Batches(known, seed)
+    optimiser = torch.optim.Adam([{"params": weights, "lr": RATE}, {"params": scores, "lr": SCORE_RATE}])
+    mean = 0.0
+    for step in range(spent):
+        optimiser.zero_grad()
+        loss = batches.loss(model)
+        value = float(loss.detach())
+        mean = mean or value
+        if step >= WARM * spent:
+            loss = loss + (value / mean - 1) * sum(choice.log_prob() for choice in found)
+        loss.backward()
+        mean = 0.95 * mean + 0.05 * value
+        optimiser.step()
+        if sparsifier is not None:
+            sparsifier.step()
+    model.eval()
+    return tuple(int(choice.mask().argmax()) for choice in found)
+
+
 SEARCHES: dict[str, Callable[..., Genome]] = {
     "random search": at_random,
     "DARTS": by_darts(darts.darts),
@@ -244,6 +280,7 @@ SEARCHES: dict[str, Callable[..., Genome]] = {
     "RARTS": by_darts(darts.rarts),
     "Choice, σ_k": by_choice(selectors.soft, soft, len(OPERATIONS)),
     "Choice, sampled": by_choice(selectors.sampled, sampled, 1),
+    "Choice, drawn": by_log_prob,
 }
 
 
@@ -297,6 +334,7 @@ def search_all(plan: Plan, table: dict[str, float]) -> Iterator[Row]:
 
 CHARGES, BEGINS = (0.0, 1e-5, 1e-4), (0.0, 0.3, 0.6)
 KNOBS = {name: CHARGES if "DARTS" in name or name == "RARTS" else BEGINS for name in list(SEARCHES)[1:]}
+KNOBS["Choice, drawn"] = (WARM,)
 """With a budget: the weight of the expected cost in the loss, or when the budget begins to fall."""
 
 
@@ -329,6 +367,7 @@ COLOURS = {
     "RARTS": GREEN,
     "Choice, σ_k": BLUE,
     "Choice, sampled": SKY,
+    "Choice, drawn": GOLD,
 }
 
 
