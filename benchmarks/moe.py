@@ -3,7 +3,8 @@
 A piecewise-linear regression and scikit-learn's digits, beside a dense network with as many parameters as a token meets
 and a linear model. Settings (learning rate, temperature, weight of the balance) are the best of a grid on three other
 seeds, on data that is not scored. Writes results/moe.csv, results/moe_load.csv (the run over time),
-docs/tables/moe.md and docs/img/moe-load.svg; an hour, one thread. Ctrl-C ends early, and writes what there is.
+docs/tables/moe.md and docs/img/moe-load.svg; an hour or two, one thread. Ctrl-C ends early, and writes what there is;
+`--more` keeps the runs of the CSVs, with the settings chosen for them, and adds those that are missing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import io
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from statistics import fmean
 
 import torch
@@ -58,7 +60,7 @@ class Plan:
     """0 for no tuning: the first of each list."""
 
 
-FULL = Plan(seeds=(0, 1, 2, 3, 4), steps=1000, points=20, tuning_steps=500)
+FULL = Plan(seeds=tuple(range(10)), steps=1000, points=20, tuning_steps=500)
 QUICK = Plan(seeds=(0, 1), steps=100, points=5, tuning_steps=0)
 
 
@@ -76,14 +78,20 @@ class Row(Measures):
     balance: float
 
 
-def run(plan: Plan, on_progress: Callable[[str], None] = lambda text: None) -> Iterator[Row]:
-    """Case by case and router by router."""
+def run(
+    plan: Plan, on_progress: Callable[[str], None] = lambda text: None, known: Sequence[Row] = ()
+) -> Iterator[Row]:
+    """Case by case and router by router, but for the seeds that are known."""
+    settings = {(row.problem, row.k, row.router): Setting(row.rate, row.temperature, row.balance) for row in known}
+    done = {(row.problem, row.k, row.router, row.seed) for row in known}
     when = [round(plan.steps * i / plan.points) for i in range(plan.points + 1)]
     for name, k in CASES:
         for router in (*(name for name, contender in ROUTERS.items() if contender.least <= k), *DENSE):
             on_progress(f"{name}, k = {k}: {router}")
-            setting = choose(router, PROBLEMS[name], k, plan.tuning_steps)
-            for seed in plan.seeds:
+            case = (name, k, router)
+            seeds = [seed for seed in plan.seeds if (*case, seed) not in done]
+            setting = settings.get(case) or (choose(router, PROBLEMS[name], k, plan.tuning_steps) if seeds else None)
+            for seed in seeds:
                 runs = train(router, PROBLEMS[name](seed), k, setting, seed=seed, steps=plan.steps, when=when)
                 for step, found in runs:
                     yield Row(
@@ -197,24 +205,36 @@ def from_csv(text: str) -> list[Row]:
 def main() -> int:
     parser = common.parser(__doc__, "two seeds, 100 steps, nothing tuned: under a minute")
     parser.add_argument("--redraw", action="store_true", help="only the table and the figure, from the CSVs there are")
+    parser.add_argument("--more", action="store_true", help="keep the runs of the CSVs, and add those that are missing")
     args = parser.parse_args()
     places = common.places(args)
     torch.set_num_threads(1)  # batches are small
     is_interrupted = False
     if not args.redraw:
+        known, before = (_read(places.results / name) if args.more else [] for name in ("moe.csv", "moe_load.csv"))
         rows: list[Row] = []
-        is_interrupted = common.collect(run(QUICK if args.quick else FULL, _progress), rows)
-        if not rows:
+        is_interrupted = common.collect(run(QUICK if args.quick else FULL, _progress, known), rows)
+        if not rows and not known:
             return 130
-        common.write(places.results / "moe.csv", to_csv(last(rows)))
+        common.write(places.results / "moe.csv", to_csv(_ordered([*known, *last(rows)])))
         curves = [row for row in rows if row.k == 2 and row.router in SHOWN]
-        common.write(places.results / "moe_load.csv", to_csv(curves))
-    found = from_csv((places.results / "moe.csv").read_text(encoding="utf-8"))
-    curves = from_csv((places.results / "moe_load.csv").read_text(encoding="utf-8"))
+        common.write(places.results / "moe_load.csv", to_csv(_ordered([*before, *curves])))
+    found, curves = (_read(places.results / name) for name in ("moe.csv", "moe_load.csv"))
     common.write_table(places.tables / "moe.md", table(found))
     common.write_picture(places.images / "moe-load.svg", figure(curves))
     common.show(args, found, table(found))
     return 130 if is_interrupted else 0
+
+
+def _read(path: Path) -> list[Row]:
+    return from_csv(path.read_text(encoding="utf-8")) if path.exists() else []
+
+
+def _ordered(rows: Sequence[Row]) -> list[Row]:
+    """By case and router, as one run has them."""
+    names = [*ROUTERS, *DENSE]
+    place = {case: i for i, case in enumerate(CASES)}
+    return sorted(rows, key=lambda row: (place[row.problem, row.k], names.index(row.router), row.seed, row.step))
 
 
 def _progress(text: str) -> None:
