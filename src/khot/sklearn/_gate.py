@@ -1,7 +1,7 @@
 """The gate, a strategy of `KHotSelector`: scores of all units and a network, trained together."""
 
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,6 +75,12 @@ class Gate:
     annealed: float = 0.5
     validation_fraction: float = 0.1
     patience: int = 200
+
+    def __repr__(self) -> str:
+        """Return what differs from the defaults, with functions by their names."""
+        changed = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}
+        told = (f"{name}={getattr(value, '__name__', repr(value))}" for name, value in changed.items())
+        return f"{type(self).__name__}({', '.join(told)})"
 
     def __post_init__(self) -> None:
         for name in ("max_steps", "batch_size", "patience"):
