@@ -73,9 +73,9 @@ def test_speed(tmp_path, monkeypatch, capsys):
 
 def test_when_it_pays():
     row = {"heads": 1, "n": 9, "kind": "sharp", "entropy": 1, "k": 1, "scored": 1, "refused": 0, "distance": 0}
-    fast = SimpleNamespace(**row, sdpa=100.0, certified=30.0, append=20.0, build=500.0)
+    fast = SimpleNamespace(**row, sdpa=100.0, certified=30.0, by_torch=90.0, append=20.0, build=500.0)
     assert "| 10 tokens |" in attention_speed.report([fast])
-    slow = SimpleNamespace(**row, sdpa=40.0, certified=30.0, append=20.0, build=500.0)
+    slow = SimpleNamespace(**row, sdpa=40.0, certified=30.0, by_torch=90.0, append=20.0, build=500.0)
     assert "| never |" in attention_speed.report([slow])
 
 

@@ -142,7 +142,9 @@ def test_every_choice_trains(name):
     """Scores are finite and have moved."""
     known = xor_in_noise(0, 300)
     how = choices.variants()[name]
-    found = choices.KHotSelector(2, random_state=0, max_steps=12, **how).fit(known.x[:, :5], known.y)
+    found = choices.KHotSelector(2, random_state=0, strategy=choices.Gate(max_steps=12, **how)).fit(
+        known.x[:, :5], known.y
+    )
     assert np.isfinite(found.scores_).all()
     assert np.ptp(found.scores_) > 0
 
