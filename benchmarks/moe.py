@@ -60,7 +60,7 @@ class Plan:
     """0 for no tuning: the first of each list."""
 
 
-FULL = Plan(seeds=tuple(range(10)), steps=1000, points=20, tuning_steps=500)
+FULL = Plan(seeds=tuple(range(5)), steps=1000, points=20, tuning_steps=500)
 QUICK = Plan(seeds=(0, 1), steps=100, points=5, tuning_steps=0)
 
 
@@ -78,9 +78,7 @@ class Row(Measures):
     balance: float
 
 
-def run(
-    plan: Plan, on_progress: Callable[[str], None] = lambda text: None, known: Sequence[Row] = ()
-) -> Iterator[Row]:
+def run(plan: Plan, on_progress: Callable[[str], None] = lambda text: None, known: Sequence[Row] = ()) -> Iterator[Row]:
     """Case by case and router by router, but for the seeds that are known."""
     settings = {(row.problem, row.k, row.router): Setting(row.rate, row.temperature, row.balance) for row in known}
     done = {(row.problem, row.k, row.router, row.seed) for row in known}

@@ -180,7 +180,7 @@ def figure(rows: list[Row]) -> Figure:
         axes[0].plot(*zip(*points, strict=True), marker, color=colour, markeredgecolor=INK, label=f"measured: {case}")
     axes[0].set_ylabel("seconds a call")
     for ax in axes:
-        ax.legend(loc="upper left", fontsize=9)
+        ax.legend(loc="upper left", fontsize=10)
     return drawn
 
 

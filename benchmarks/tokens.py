@@ -104,10 +104,8 @@ class Problem(NamedTuple):
 
 DIGITS, WARM = "digits, 16 patches", "σ_k, learned counts, T = 2"
 USUAL = ("all tokens", "σ_k, learned counts", "hard-STE", "DTop-K", "attention score", "random")
-LONGER = ("σ_k, learned counts", WARM, "hard-STE")
 PROBLEMS = {
     "find 4 of 32": Problem(find, 600, (0.25, 0.125), USUAL),
-    "find 4 of 32, 1000 steps": Problem(find, 1000, (0.25, 0.125), LONGER, range(10, 15)),
     DIGITS: Problem(digits, 400, (0.5, 0.25, 0.125), (*USUAL, "σ_k, equal counts")),
 }
 
@@ -370,7 +368,7 @@ def figure(rows: list[Row], steps: int) -> Figure:
     """Return accuracy against tokens kept, and below it what the blocks see of six digits."""
     picture = Figure(figsize=(10, 8.6), layout="constrained")
     top, bottom = picture.subfigures(2, 1, height_ratios=(1, 1.05))
-    problems = [name for name in PROBLEMS if any(r.problem == name and r.method == "random" for r in rows)]
+    problems = [name for name in PROBLEMS if any(r.problem == name for r in rows)]
     for axis, problem in zip(top.subplots(1, len(problems), squeeze=False)[0], problems, strict=True):
         for method, colour in COLOURS.items():
             points = {}

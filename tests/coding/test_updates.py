@@ -116,7 +116,7 @@ def test_gradient_update_trains(relaxation):
         gradient_update, pursuit=functools.partial(soft_pursuit, relaxation=relaxation, temperature=0.003, steps=2)
     )
     first = error(x, atoms, omp(x, atoms, 2))
-    for _ in range(20):
+    for _ in range(30):
         atoms, _ = update(x, atoms, omp(x, atoms, 2))
     assert error(x, atoms, omp(x, atoms, 2)) < 0.5 * first
     torch.testing.assert_close(atoms.norm(dim=-1), torch.ones(15, dtype=torch.float64))

@@ -172,7 +172,7 @@ def test_the_variance_from_several_searches_has_no_bias_for_any_design(relaxatio
 
 
 def test_the_variance_of_a_ratio_is_near_that_of_many_draws():
-    model, draws, groups = Prefixes(4, 3, seed=2), 16, 400
+    model, draws, groups = Prefixes(4, 3, seed=2), 16, 1600
     select = partial(sampled, relaxation=khot.sigmoid_topk)
     draw = torch.Generator().manual_seed(0)
     start = START.expand(draws * groups)

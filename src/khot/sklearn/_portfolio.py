@@ -242,7 +242,7 @@ class Portfolio:
     In cross-validation within the rows given, each strategy chooses from the training rows. A linear model and boosted
     trees are fitted to its columns there, and score the rows held out; the mean of their R² decides, so that the choice
     serves models of either kind. (For classes, R² is that of their indicators.) The best strategy then chooses from all
-    rows.
+    rows; the first one, if none is better than chance by a standard error.
 
     Args:
         strategies: what takes part; functions of a `Problem` that return a `Choice`.
@@ -270,7 +270,7 @@ class Portfolio:
         for (_, strategy), found in zip(tasks, self._tried(problem, tasks), strict=False):
             skills[strategy].append(found)
         rows = [_row(strategy, found) for strategy, found in skills.items() if found]
-        best = max(rows, key=lambda row: row["score"], default={"candidate": _name(strategies[0])})
+        best = max(rows, key=_evidence, default={"candidate": _name(strategies[0])})
         winner = next(strategy for strategy in strategies if _name(strategy) == best["candidate"])
         return winner(problem)._replace(history=tuple(sorted(rows, key=lambda row: -row["score"])))
 
@@ -294,6 +294,11 @@ class Portfolio:
 def _trial(problem: Problem, fold: int, strategy: Strategy) -> dict[str, float]:
     with threads_for(0), threadpool_limits(1):
         return judged(problem, fold, strategy(problem.rows(problem.fold != fold)).units)
+
+
+def _evidence(row: dict[str, Any]) -> float:
+    """Return a score, or 0 if it is within a standard error of 0, as it is where one fold is predicted by chance."""
+    return float(row["score"]) if row["score"] > 1.001 * row["error"] else 0.0
 
 
 def _name(strategy: Strategy) -> str:
