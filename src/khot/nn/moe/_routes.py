@@ -49,8 +49,8 @@ def sigma_topk(
     Examples:
         >>> x = torch.tensor([2.0, 1.0, 0.0, -1.0], requires_grad=True)
         >>> routing = sigma_topk(x, 2)
-        >>> routing.indices, routing.probs.sum()
-        (tensor([0, 1]), tensor(2., grad_fn=<SumBackward0>))
+        >>> routing.indices, routing.probs.detach().sum().round()
+        (tensor([0, 1]), tensor(2.))
         >>> torch.autograd.grad(routing.weights[0], x)[0]  # nothing is 0
         tensor([ 0.1202, -0.0456, -0.0456, -0.0290])
     """
