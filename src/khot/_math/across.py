@@ -60,10 +60,13 @@ class Passes(NamedTuple):
     value_at: Callable[[Cdf, Rows, Point, Tensor], Tensor] = threshold.value_at
 
 
+EAGER = Passes()
+
+
 class Over:
     """The processes that hold the parts of a row, as one or more process groups; the last one varies fastest."""
 
-    def __init__(self, names: Sequence[str], passes: Passes = Passes()) -> None:  # noqa: B008
+    def __init__(self, names: Sequence[str], passes: Passes = EAGER) -> None:
         self.passes = passes
         self.groups = [_torch.process_group(name) for name in names]
         self.vote: Tensor | None = None  # (rows, 1) bool, sent with the next sums: this process is done with the row

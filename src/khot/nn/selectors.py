@@ -110,7 +110,7 @@ def drawn(
         >>> khot.nn.selectors.drawn(torch.tensor([0.3, 0.9, 0.1]), 1, generator=torch.Generator().manual_seed(1))
         tensor([0., 1., 0.])
     """
-    return sample_khot(scores.detach(), k, temperature=temperature, generator=generator, group=group)
+    return sampled(scores.detach(), k, temperature=temperature, generator=generator, group=group)
 
 
 def sampled(
