@@ -18,11 +18,11 @@ run: $(call stamp,run)
 	$(BIN)/khot select -k 10 --out out
 
 test: $(call stamp,test)
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 # The inner loop: what takes long, compiles, opens a browser or starts processes is left to `make test`.
 check: $(call stamp,test)
-	$(BIN)/pytest -n 2 -m "not slow and not compile and not browser and not distributed"
+	$(BIN)/pytest -n 2 --dist loadgroup -m "not slow and not compile and not browser and not distributed"
 
 # The recipes of docs/recipes/, about a minute in all; `make test` runs them too, and looks at what they print.
 examples: $(call stamp,test)
