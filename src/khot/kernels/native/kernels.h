@@ -18,6 +18,11 @@ template <class T> struct Row {
   int threads;  // to split this one row over
 };
 
+// τ = anchor + T·shift.
+template <class T> struct Threshold {
+  T anchor, shift;
+};
+
 // A signal that is to be coded, and where its code goes.
 template <class T> struct Signal {
   const T* gram;  // n × n
@@ -98,6 +103,9 @@ template <class T> struct Kernels {
   // Statistical top-k of one row, whose k is the multiplier of the deviation, or a count if it is exact; returns the
   // threshold.
   double (*statistical)(const Row<T>& row, double smooth, bool is_exact, T* y);
+  // Sums and values at a given threshold, by cdf.
+  void (*sums_at[KHOT_CDFS])(const Row<T>& row, const Threshold<T>& tau, double* sums);
+  void (*value_at[KHOT_CDFS])(const Row<T>& row, const Threshold<T>& tau, T give, T* y);
   // Attention of one query; output (e) and head (n), zeros, may be null.
   Found (*attend)(const Cells<T>& cells, const Query<T>& query, const Opened& room, T* output, uint8_t* head);
 };

@@ -167,6 +167,21 @@ template <class T> void pull(const khot_rows& rows, const T* g, T* dx, double* d
   });
 }
 
+template <class T> void sums_at(const khot_rows& rows, const double* anchor, const double* shift, double* sums) {
+  const auto& table = kernels(rows.path, T());
+  for_rows(rows.rows, rows.n, rows.threads, [&](int64_t r, int share) {
+    table.sums_at[rows.cdf](row_of<T>(rows, r, share), {(T)anchor[r], (T)shift[r]}, sums + 5 * r);
+  });
+}
+
+template <class T>
+void value_at(const khot_rows& rows, const double* anchor, const double* shift, const double* give, T* y) {
+  const auto& table = kernels(rows.path, T());
+  for_rows(rows.rows, rows.n, rows.threads, [&](int64_t r, int share) {
+    table.value_at[rows.cdf](row_of<T>(rows, r, share), {(T)anchor[r], (T)shift[r]}, (T)give[r], y + r * rows.n);
+  });
+}
+
 template <class T> void statistical(const khot_rows& rows, double smooth, bool is_exact, T* y, double* theta) {
   const auto& table = kernels(rows.path, T());
   for_rows(rows.rows, rows.n, rows.threads, [&](int64_t r, int share) {
@@ -253,6 +268,17 @@ void khot_hard_topk(const khot_rows* rows, void* out) noexcept {
 void khot_topk_pull(const khot_rows* rows, const void* g, void* dx, double* dk) noexcept {
   if (rows->dtype == KHOT_FLOAT) return pull(*rows, static_cast<const float*>(g), static_cast<float*>(dx), dk);
   pull(*rows, static_cast<const double*>(g), static_cast<double*>(dx), dk);
+}
+
+void khot_sums_at(const khot_rows* rows, const double* anchor, const double* shift, double* sums) noexcept {
+  if (rows->dtype == KHOT_FLOAT) return sums_at<float>(*rows, anchor, shift, sums);
+  sums_at<double>(*rows, anchor, shift, sums);
+}
+
+void khot_value_at(const khot_rows* rows, const double* anchor, const double* shift, const double* give,
+                   void* y) noexcept {
+  if (rows->dtype == KHOT_FLOAT) return value_at(*rows, anchor, shift, give, static_cast<float*>(y));
+  value_at(*rows, anchor, shift, give, static_cast<double*>(y));
 }
 
 void khot_statistical(const khot_rows* rows, double smooth, int is_exact, void* y, double* theta) noexcept {
