@@ -8,6 +8,7 @@
 #endif
 
 #include <atomic>
+#include <cmath>
 #include <memory>
 #include <new>
 
@@ -284,6 +285,38 @@ void khot_value_at(const khot_rows* rows, const double* anchor, const double* sh
 void khot_statistical(const khot_rows* rows, double smooth, int is_exact, void* y, double* theta) noexcept {
   if (rows->dtype == KHOT_FLOAT) return statistical(*rows, smooth, is_exact, static_cast<float*>(y), theta);
   statistical(*rows, smooth, is_exact, static_cast<double*>(y), theta);
+}
+
+void khot_log_sigmoid(const khot_rows* rows, void* y, void* scratch, double* anchor, double* shift,
+                      uint8_t* is_left) noexcept {
+  const auto& table = kernels(rows->path, 0.0f);
+  for_rows(rows->rows, rows->n, rows->threads, [&](int64_t r, int share) {
+    khot::Root root = {};
+    const auto row = row_of<float>(*rows, r, share);
+    float* to = static_cast<float*>(y ? y : scratch) + r * rows->n;
+    is_left[r] = !(y ? table.log(row, to, &root) : table.root(row, to, &root));
+    anchor[r] = root.anchor, shift[r] = root.shift;
+  });
+}
+
+void khot_log_sigmoid_pull(const khot_rows* rows, const double* anchor, const double* shift, const void* g,
+                           const double* mass, void* dx, uint8_t* is_left) noexcept {
+  const auto& table = kernels(rows->path, 0.0f);
+  const auto* from = static_cast<const float*>(g);
+  for_rows(rows->rows, rows->n, rows->threads, [&](int64_t r, int share) {
+    is_left[r] = !table.log_pull(row_of<float>(*rows, r, share), {anchor[r], shift[r]}, g ? from + r * rows->n : nullptr,
+                                 g ? 0 : mass[r], static_cast<float*>(dx) + r * rows->n);
+  });
+}
+
+void khot_cross_entropy(const khot_rows* rows, const void* target, double* loss, void* dx, uint8_t* is_left) noexcept {
+  const auto& table = kernels(rows->path, 0.0f);
+  expect(dx, rows->rows * rows->n * (int64_t)sizeof(float));
+  for_rows(rows->rows, rows->n, rows->threads, [&](int64_t r, int share) {
+    loss[r] = table.loss(row_of<float>(*rows, r, share), static_cast<const float*>(target) + r * rows->n,
+                         static_cast<float*>(dx) + r * rows->n);
+    is_left[r] = !std::isfinite(loss[r]);
+  });
 }
 
 int khot_pursue(const khot_signals* signals, void* alpha, int64_t* atoms, void* coefs, int64_t* taken,
