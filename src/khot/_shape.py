@@ -29,13 +29,24 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return _COMPUTE.get(dtype, dtype)
 
 
-def to_rows(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, dim: int, dtype: torch.dtype) -> Rows:
-    """Put `dim` last and bring every argument to that layout; all of it differentiable."""
+def to_rows(
+    x: Tensor,
+    k: PerRow,
+    temperature: PerRow,
+    mask: Mask,
+    dim: int,
+    dtype: torch.dtype,
+    range_of: torch.dtype | None = None,
+) -> Rows:
+    """Put `dim` last and bring every argument to that layout; all of it differentiable.
+
+    T is brought into the normal range of `range_of`, or if None of `dtype`.
+    """
     if mask is not None:
         mask = last(mask if mask.shape == x.shape else mask.expand(x.shape), dim)
     x = last(x if x.dtype == dtype else x.to(dtype), dim)
     k = per_row(k, x) if type(k) is not int and isinstance(k, Tensor) else float(k)  # isinstance is slow
-    return Rows(x, k, _positive(temperature, x), mask)
+    return Rows(x, k, _positive(temperature, x, range_of or dtype), mask)
 
 
 def per_entry(value: Tensor, x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
@@ -71,12 +82,12 @@ def last(t: Tensor, dim: int) -> Tensor:
     return t if dim in (-1, t.ndim - 1) else t.movedim(dim, -1)
 
 
-def _positive(temperature: PerRow, x: Tensor) -> PerRow:
-    """Return T within the normal range of x's dtype; a tensor is NaN where it is not positive.
+def _positive(temperature: PerRow, x: Tensor, dtype: torch.dtype) -> PerRow:
+    """Return T within the normal range of a dtype; a tensor is NaN where it is not positive.
 
     1e-50 would round to 0 in float32, and (x − τ)/0 has no sign; the smallest normal number is hard enough.
     """
-    least, most = _NORMAL[x.dtype]
+    least, most = _NORMAL[dtype]
     if type(temperature) is not float and isinstance(temperature, Tensor):
         rows = per_row(temperature, x)
         return torch.where(rows > 0, rows.clamp(least, most), torch.nan)

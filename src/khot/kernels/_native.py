@@ -22,7 +22,7 @@ WIDE = AVX512
 _BASELINE = "NEON" if platform.machine() in ("arm64", "aarch64") else "portable"
 PATHS = {AVX512: "AVX-512", AVX2: "AVX2", PORTABLE: _BASELINE}
 CDFS = {"sigmoid": 0, "laplace": 1, "euclidean": 2, "normal": 3, "cauchy": 4}  # the cdfs of native/khot.h
-IN_EVERY_DTYPE = ("sigmoid", "laplace", "euclidean")  # the others are in float32 alone, for whole rows
+IN_EVERY_DTYPE = ("sigmoid", "laplace", "euclidean")  # the others are in float32 alone
 _DTYPES = {torch.float32: 0, torch.float64: 1}
 _NUMBERS = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "int": ctypes.c_int32, "double": ctypes.c_double}
 _NUMBERS["uint32_t"] = ctypes.c_uint32
@@ -195,6 +195,45 @@ def margin(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, path: int = WI
         rest = threshold.margin(scores, size[:, 0], heat[:, 0], allowed, None, SIGMOID, early_stop=True)
         z.view(-1, x.shape[-1])[is_left] = rest
     return z
+
+
+def log_sigmoid(
+    x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, *, only_roots: bool = False, path: int = WIDE
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Return log σ_k of float32 rows, or None, their thresholds (2, rows), and which rows are left to another method.
+
+    x is (rows, n), contiguous and not empty; a threshold is an anchor and a shift. Nothing is known of rows that are left.
+    """
+    out, roots = torch.empty_like(x), torch.empty(2, len(x), dtype=torch.float64, device="cpu")
+    is_left = torch.empty(len(x), dtype=torch.bool, device="cpu")
+    to = (None, out.data_ptr()) if only_roots else (out.data_ptr(), None)
+    outputs = (*to, roots[0].data_ptr(), roots[1].data_ptr(), is_left.data_ptr())
+    _call("khot_log_sigmoid", x, k, temperature, mask, path, 0, *outputs)
+    return None if only_roots else out, roots, is_left
+
+
+def log_sigmoid_pull(
+    g: Tensor, x: Tensor, roots: Tensor, temperature: PerRow, mask: Mask, *, path: int = WIDE
+) -> tuple[Tensor, Tensor]:
+    """Return the cotangent of x for that of the logarithm (rows, n) or of the thresholds (rows), and the rows left."""
+    dx, is_left = torch.empty_like(x), torch.empty(len(x), dtype=torch.bool, device="cpu")
+    is_log = g.dim() == 2
+    g = g.to(x.dtype if is_log else torch.float64).contiguous()
+    ends = (g.data_ptr(), None) if is_log else (None, g.data_ptr())
+    rest = (roots[0].data_ptr(), roots[1].data_ptr(), *ends, dx.data_ptr(), is_left.data_ptr())
+    _call("khot_log_sigmoid_pull", x, 0.0, temperature, mask, path, 0, *rest)
+    return dx, is_left
+
+
+def cross_entropy(
+    x: Tensor, target: Tensor, temperature: PerRow, mask: Mask, *, path: int = WIDE
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return T·Σ KL(y ‖ σ_k) (rows) float64, its derivative in x (rows, n), and the rows left; all float32, contiguous."""
+    loss, dx = torch.empty(len(x), dtype=torch.float64, device="cpu"), torch.empty_like(x)
+    is_left = torch.empty(len(x), dtype=torch.bool, device="cpu")
+    rest = (target.data_ptr(), loss.data_ptr(), dx.data_ptr(), is_left.data_ptr())
+    _call("khot_cross_entropy", x, 0.0, temperature, mask, path, 0, *rest)
+    return loss, dx, is_left
 
 
 def native_pull(

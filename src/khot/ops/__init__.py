@@ -7,6 +7,7 @@ The kernels of all devices are eager torch that never reads a value on the host;
 them where it can.
 """
 
+from . import _logs as logs
 from ._samplers import (
     brewer,
     cube,
@@ -48,4 +49,4 @@ __all__ = [
 ]
 __all__ += ["brewer", "natural_parameters", "order", "pivotal", "rejective", "sampford", "systematic", "uniform"]
 __all__ += ["quick_cutoff", "statistical_cutoff", "statistical_topk"]
-__all__ += ["cube", "direct_topk", "local_pivotal", "prices", "sums_at", "topk_into", "value_at"]
+__all__ += ["cube", "direct_topk", "local_pivotal", "logs", "prices", "sums_at", "topk_into", "value_at"]

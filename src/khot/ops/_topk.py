@@ -313,7 +313,7 @@ def _cpu_pull(g: Tensor, y: Tensor, temperature: PerRow, cdf: Cdf | str) -> Tens
 
 
 def _has_passes(cdf: Cdf, rows: threshold.Rows) -> bool:
-    return HAS_NATIVE and rows.x.device.type == "cpu" and rows.costs is None and cdf.name in _native.IN_EVERY_DTYPE
+    return rows.x.device.type == "cpu" and rows.costs is None and _native.has_kernel(cdf.name, rows.x.dtype)
 
 
 def sums_at(cdf: Cdf, rows: threshold.Rows, point: threshold.Point) -> Tensor:

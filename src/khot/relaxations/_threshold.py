@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
-from .. import _check, _shape
+from .. import _check, _shape, ops
 from .._math import cdfs
 from .._shape import Group, Mask, PerRow
 from ._family import margins, sigmoid_topk
@@ -17,14 +17,14 @@ def log_sigmoid_topk(
 ) -> Tensor:
     """Return the logarithm of `sigmoid_topk`, accurate where the probability underflows.
 
-    `log σ_k(x) = −log(1 + e^{−(x − τ)/T})`, computed in float64.
+    `log σ_k(x) = −log(1 + e^{−(x − τ)/T})`, computed with more digits than x has.
 
     Args:
         x, k, dim, temperature, mask, group: as for `sigmoid_topk`; x is (…, n).
 
     Returns:
-        A tensor like `x`, ≤ 0, −inf at masked entries, with a relative error of a rounding of x's dtype whatever the
-        size of the probability. Gradients as `sigmoid_topk`, but exact in saturated rows too; the entries that are
+        A tensor like `x`, ≤ 0, −inf at masked entries, with a relative error of a few roundings of x's dtype whatever
+        the size of the probability. Gradients as `sigmoid_topk`, but exact in saturated rows too; the entries that are
         exactly −inf or 0 (masked, k = 0, k = n) have gradient 0.
 
     Examples:
@@ -35,8 +35,11 @@ def log_sigmoid_topk(
         _check.no_group(group)
         return _on_parts(log_sigmoid_topk, x, k, dim, temperature, mask, gives_rows=False)
     _check.call(x, k, dim, temperature, mask, is_part=group is not None)
-    z, _, _ = margins(cdfs.SIGMOID, x, k, dim, temperature, mask, None, torch.float64, group)
-    return _shape.from_rows(logsigmoid(z), dim, x.dtype)
+    y = _quickly(ops.logs.log_sigmoid, _log_rows, x, k, dim, temperature, mask, group)
+    if y is None:
+        z, _, _ = margins(cdfs.SIGMOID, x, k, dim, temperature, mask, None, torch.float64, group)
+        y = logsigmoid(z)
+    return _shape.from_rows(y, dim, x.dtype)
 
 
 def threshold(
@@ -50,7 +53,7 @@ def threshold(
         x, k, dim, temperature, mask, group: as for `sigmoid_topk`; x is (…, n).
 
     Returns:
-        τ, of the shape of `x` without `dim`, computed in float64 and rounded to x's dtype; +inf where k = 0, −inf where
+        τ, of the shape of `x` without `dim`, within a few roundings of max(|τ|, T); +inf where k = 0, −inf where
         k = n, NaN where the row cannot be satisfied. Differentiable in `x`, `k` and `temperature`:
         `∂τ/∂x = v/Σv`, `∂τ/∂k = −T/Σv`, `∂τ/∂T = −Σ(v z)/Σv`, with `z = (x − τ)/T` and `v = σ(z)(1 − σ(z))`.
 
@@ -62,9 +65,17 @@ def threshold(
         _check.no_group(group)
         return _on_parts(threshold, x, k, dim, temperature, mask, gives_rows=True)
     _check.call(x, k, dim, temperature, mask, is_part=group is not None)
+    tau = _quickly(ops.logs.threshold, _threshold_of_rows, x, k, dim, temperature, mask, group)
+    return (_threshold_of_rows(x, k, temperature, mask, dim, group) if tau is None else tau).to(x.dtype)
+
+
+def _threshold_of_rows(
+    x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, dim: int = -1, group: Group = None
+) -> Tensor:
+    """Return τ in float64."""
     z, rows, _ = margins(cdfs.SIGMOID, x, k, dim, temperature, mask, None, torch.float64, group)
     if z.shape[-1] == 0 and group is None:
-        return (_shape.per_row(rows.k, z) + torch.inf).to(x.dtype)
+        return _shape.per_row(rows.k, z) + torch.inf
     if group is not None:
         z, rows = _shape.with_one_more(z, rows, -torch.inf)  # a part may be empty
     # τ = x_i − T·z_i for any i; the smallest |z| rounds least. Entries of which both are infinite come last.
@@ -81,7 +92,30 @@ def threshold(
     value = torch.where(is_infinite, -z.detach(), value)
     if group is not None:
         value = distributed.of_best_part(value, rank.gather(-1, index).squeeze(-1), group)
-    return value.to(x.dtype)
+    return value
+
+
+def _log_rows(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask) -> Tensor:
+    z, _, _ = margins(cdfs.SIGMOID, x, k, -1, temperature, mask, None, torch.float64)
+    return logsigmoid(z)
+
+
+def _quickly(
+    fn: Callable[..., Tensor | None],
+    exact: Callable[..., Tensor],
+    x: Tensor,
+    k: PerRow,
+    dim: int,
+    temperature: PerRow,
+    mask: Mask,
+    group: Group,
+) -> Tensor | None:
+    """Return what a float32 kernel computes, with `dim` last, or None if none serves the call."""
+    dtype = _shape.compute_dtype(x.dtype)
+    if group is not None or dtype == torch.float64 or ops.is_watched():
+        return None
+    rows = _shape.to_rows(x, ops.constant(k), ops.constant(temperature), mask, dim, dtype, torch.float64)
+    return fn(*rows, exact)
 
 
 def khot_cross_entropy(
@@ -131,8 +165,21 @@ def khot_cross_entropy(
         return _reduced(rowwise, reduction, x.dtype)
     _check.call(x, 0, dim, temperature, mask)  # k is a sum of values, which are not read
     _check.same_shape("target", target, x, "x")
-    total = _total(group)
-    y = _shape.per_entry(target, x, dim, torch.float64)
+    y = _shape.last(target, dim)
+    loss = _quickly(
+        lambda x, _, heat, mask, exact: ops.logs.cross_entropy(x, y, heat, mask, exact),
+        _loss_of_rows, x, 0.0, dim, temperature, mask, group,
+    )  # fmt: skip
+    if loss is None:
+        loss = _loss_of_rows(x, y, temperature, mask, dim, group)
+    return _reduced(loss, reduction, x.dtype)
+
+
+def _loss_of_rows(
+    x: Tensor, target: Tensor, temperature: PerRow, mask: Mask, dim: int = -1, group: Group = None
+) -> Tensor:
+    """Return the cross-entropy in float64, one number per row; the target has `dim` last."""
+    total, y = _total(group), target.to(torch.float64)
     z, rows, _ = margins(cdfs.SIGMOID, x, total(y.sum(-1)), dim, temperature, mask, None, torch.float64, group)
     # T·KL(y ‖ σ(z)) is a binary cross-entropy less the entropy of y; a margin of ±inf is right or infinitely wrong.
     is_certain = z.isinf()
@@ -143,8 +190,7 @@ def khot_cross_entropy(
     loss: Tensor = rows.temperature * total(terms.sum(-1))
     loss = loss - loss.detach().clamp(max=0)  # rounding may leave −1e-17
     is_wrong = ((y < 0) | (y > 1)).any(-1)
-    loss = torch.where(is_wrong if group is None else total(is_wrong.to(torch.float64)) > 0, torch.nan, loss)
-    return _reduced(loss, reduction, x.dtype)
+    return torch.where(is_wrong if group is None else total(is_wrong.to(torch.float64)) > 0, torch.nan, loss)
 
 
 def precision_at_k_loss(

@@ -1,7 +1,7 @@
 // Fuzzes the C entry points under the address and undefined-behaviour sanitizers: random sizes, ks, temperatures, masks
 // and bit patterns. A case fails if a row that can be satisfied does not sum to k, if one that cannot is not NaN, or if
 // an entry leaves [0, 1]; if the sums at a point are not those of the values there; if a statistical top-k is not what
-// exceeds its threshold; if a sample is not 0s and 1s of the right number; if a pursuit takes an atom twice or makes the
+// exceeds its threshold; if logarithms or losses are not those of a row that sums to k; if a sample is not 0s and 1s of the right number; if a pursuit takes an atom twice or makes the
 // residual larger; if attention drops more than its bound, or bounds more than it may; and if a call that gets no memory
 // does not
 // say so. The sanitizers catch the rest. Usage: fuzz [cases] [seed]
@@ -191,6 +191,55 @@ template <class T> int fuzz(Rng& rng, long number) {
       std::printf("\n");
       return 1;
     }
+  }
+  return 0;
+}
+
+// Functions of the threshold, of floats: σ_k of the logarithm sums to k, and so does that of the loss's derivative and its
+// target; derivatives in a shift of all scores are none. Only rows of finite thresholds may be solved.
+int fuzz_logs(Rng& rng, long number) {
+  std::uniform_real_distribution<double> uniform;
+  const int64_t n = 1 + (int64_t)(rng() % (number % 500 == 0 ? 100000 : number % 20 == 0 ? 2000 : 80));
+  const int64_t rows = number % 500 == 0 ? 1 : 1 + (int64_t)(rng() % 8);
+  std::vector<float> x((size_t)(rows * n)), y(x.size()), scratch(x.size()), g(x.size(), 1.0f), dx(x.size());
+  std::vector<float> target(x.size()), slope(x.size());
+  std::vector<double> k((size_t)rows), anchor(k.size()), shift(k.size()), again(k.size()), mass(k.size(), 1.0), loss(k.size());
+  std::vector<uint8_t> mask, left(k.size()), same(k.size()), faint(k.size()), flat(k.size()), wrong(k.size());
+  fill(rng, x);
+  const double share = uniform(rng), t = rng() % 50 ? std::pow(10, 10 * uniform(rng) - 6) : any_bits<double>(rng);
+  for (auto& v : target) v = rng() % 2000 ? (float)(uniform(rng) < share) : any_bits<float>(rng);
+  for (auto& v : k) v = rng() % 8 ? (double)n * uniform(rng) : std::floor((double)(n + 1) * uniform(rng));
+  if (rng() % 3 == 0)
+    for (int64_t i = 0; i < rows * n; ++i) mask.push_back(rng() % 4 != 0);
+  const auto threads = 1 + (int32_t)(rng() % 2), path = (int32_t)(rng() % 3);
+  const khot_rows asked = {x.data(), rows, n, k.data(), 1, nullptr, 0,          mask.empty() ? nullptr : mask.data(),
+                           n,        1,    0, t,        KHOT_FLOAT, threads, path, KHOT_SIGMOID};
+  khot_log_sigmoid(&asked, y.data(), nullptr, anchor.data(), shift.data(), left.data());
+  khot_log_sigmoid(&asked, nullptr, scratch.data(), anchor.data(), again.data(), same.data());
+  khot_log_sigmoid_pull(&asked, anchor.data(), shift.data(), g.data(), nullptr, dx.data(), faint.data());
+  khot_log_sigmoid_pull(&asked, anchor.data(), shift.data(), nullptr, mass.data(), scratch.data(), flat.data());
+  khot_cross_entropy(&asked, target.data(), loss.data(), slope.data(), wrong.data());
+  for (int64_t r = 0; r < rows; ++r) {
+    const auto i = (size_t)r;
+    const double want = expected(&x[(size_t)(r * n)], mask.empty() ? nullptr : &mask[(size_t)(r * n)], 1, n, k[i], t);
+    double sum = 0, ones = 0, slopes = 0, most = 0, pulled = 0, all = 0, largest = 0;
+    for (int64_t j = r * n; j < (r + 1) * n; ++j) {
+      sum += std::exp((double)y[(size_t)j]);
+      ones += (double)target[(size_t)j];
+      slopes += (double)slope[(size_t)j];
+      most = std::fmax(most, std::fabs((double)slope[(size_t)j]));
+      pulled += (double)dx[(size_t)j];
+      largest = std::fmax(largest, std::fabs((double)dx[(size_t)j]));
+      all += (double)scratch[(size_t)j];
+    }
+    const double near = 1e-6 * std::fmax(k[i], 1), few = 1e-5 * std::fmax(1 / t, largest) * (double)n;
+    bool good = left[i] == same[i] && (left[i] || (shift[i] == again[i] && std::fabs(sum - want) <= near));
+    good &= left[i] || faint[i] || std::fabs(pulled) <= few;
+    good &= left[i] || flat[i] || std::fabs(all - 1) <= 1e-5;
+    good &= wrong[i] || (loss[i] > 0 && most <= 1 && std::fabs(slopes) <= 1e-6 * std::fmax(ones, 1));
+    if (!good)
+      return std::printf("case %ld row %ld: n=%ld k=%.17g T=%.17g path=%d: logarithms of %.17g, pulled %.17g, %.17g; loss "
+                         "%.17g, slopes %.17g\n", number, (long)r, (long)n, k[i], t, path, sum, pulled, all, loss[i], slopes), 1;
   }
   return 0;
 }
@@ -439,6 +488,7 @@ int main(int argc, char** argv) {
   Rng rng(argc > 2 ? (uint64_t)std::atoll(argv[2]) : 0);
   int failed = 0;
   for (long i = 0; i < cases && failed < 10; ++i) failed += i % 3 ? fuzz<float>(rng, i) : fuzz<double>(rng, i);
+  for (long i = 0; i < cases && failed < 10; ++i) failed += fuzz_logs(rng, i);
   for (long i = 0; i < cases && failed < 10; ++i)
     failed += i % 2 ? fuzz_samples<float>(rng, i) : fuzz_samples<double>(rng, i);
   for (long i = 0; i < cases && failed < 10; ++i)

@@ -18,6 +18,16 @@ template <class T> struct Row {
   int threads;  // to split this one row over
 };
 
+// τ = anchor + T·shift.
+template <class T> struct Threshold {
+  T anchor, shift;
+};
+
+// The same, solved for.
+struct Root {
+  double anchor, shift;
+};
+
 // A signal that is to be coded, and where its code goes.
 template <class T> struct Signal {
   const T* gram;  // n × n
@@ -98,6 +108,15 @@ template <class T> struct Kernels {
   // Statistical top-k of one row, whose k is the multiplier of the deviation, or a count if it is exact; returns the
   // threshold.
   double (*statistical)(const Row<T>& row, double smooth, bool is_exact, T* y);
+  // Sums and values at a given threshold, by cdf.
+  void (*sums_at[KHOT_CDFS])(const Row<T>& row, const Threshold<T>& tau, double* sums);
+  void (*value_at[KHOT_CDFS])(const Row<T>& row, const Threshold<T>& tau, T give, T* y);
+  // log σ_k of one row, its threshold, dx for the cotangent of the logarithm or (g null) of the threshold, and the
+  // cross-entropy with its derivative (infinity: left); false if the row is left to another method. Null: no such kernel.
+  bool (*log)(const Row<T>& row, T* y, Root* root);
+  bool (*root)(const Row<T>& row, T* scratch, Root* root);
+  bool (*log_pull)(const Row<T>& row, const Root& root, const T* g, double mass, T* dx);
+  double (*loss)(Row<T> row, const T* target, T* dx);
   // Attention of one query; output (e) and head (n), zeros, may be null.
   Found (*attend)(const Cells<T>& cells, const Query<T>& query, const Opened& room, T* output, uint8_t* head);
 };

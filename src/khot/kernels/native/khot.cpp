@@ -8,6 +8,7 @@
 #endif
 
 #include <atomic>
+#include <cmath>
 #include <memory>
 #include <new>
 
@@ -167,6 +168,21 @@ template <class T> void pull(const khot_rows& rows, const T* g, T* dx, double* d
   });
 }
 
+template <class T> void sums_at(const khot_rows& rows, const double* anchor, const double* shift, double* sums) {
+  const auto& table = kernels(rows.path, T());
+  for_rows(rows.rows, rows.n, rows.threads, [&](int64_t r, int share) {
+    table.sums_at[rows.cdf](row_of<T>(rows, r, share), {(T)anchor[r], (T)shift[r]}, sums + 5 * r);
+  });
+}
+
+template <class T>
+void value_at(const khot_rows& rows, const double* anchor, const double* shift, const double* give, T* y) {
+  const auto& table = kernels(rows.path, T());
+  for_rows(rows.rows, rows.n, rows.threads, [&](int64_t r, int share) {
+    table.value_at[rows.cdf](row_of<T>(rows, r, share), {(T)anchor[r], (T)shift[r]}, (T)give[r], y + r * rows.n);
+  });
+}
+
 template <class T> void statistical(const khot_rows& rows, double smooth, bool is_exact, T* y, double* theta) {
   const auto& table = kernels(rows.path, T());
   for_rows(rows.rows, rows.n, rows.threads, [&](int64_t r, int share) {
@@ -255,9 +271,52 @@ void khot_topk_pull(const khot_rows* rows, const void* g, void* dx, double* dk) 
   pull(*rows, static_cast<const double*>(g), static_cast<double*>(dx), dk);
 }
 
+void khot_sums_at(const khot_rows* rows, const double* anchor, const double* shift, double* sums) noexcept {
+  if (rows->dtype == KHOT_FLOAT) return sums_at<float>(*rows, anchor, shift, sums);
+  sums_at<double>(*rows, anchor, shift, sums);
+}
+
+void khot_value_at(const khot_rows* rows, const double* anchor, const double* shift, const double* give,
+                   void* y) noexcept {
+  if (rows->dtype == KHOT_FLOAT) return value_at(*rows, anchor, shift, give, static_cast<float*>(y));
+  value_at(*rows, anchor, shift, give, static_cast<double*>(y));
+}
+
 void khot_statistical(const khot_rows* rows, double smooth, int is_exact, void* y, double* theta) noexcept {
   if (rows->dtype == KHOT_FLOAT) return statistical(*rows, smooth, is_exact, static_cast<float*>(y), theta);
   statistical(*rows, smooth, is_exact, static_cast<double*>(y), theta);
+}
+
+void khot_log_sigmoid(const khot_rows* rows, void* y, void* scratch, double* anchor, double* shift,
+                      uint8_t* is_left) noexcept {
+  const auto& table = kernels(rows->path, 0.0f);
+  for_rows(rows->rows, rows->n, rows->threads, [&](int64_t r, int share) {
+    khot::Root root = {};
+    const auto row = row_of<float>(*rows, r, share);
+    float* to = static_cast<float*>(y ? y : scratch) + r * rows->n;
+    is_left[r] = !(y ? table.log(row, to, &root) : table.root(row, to, &root));
+    anchor[r] = root.anchor, shift[r] = root.shift;
+  });
+}
+
+void khot_log_sigmoid_pull(const khot_rows* rows, const double* anchor, const double* shift, const void* g,
+                           const double* mass, void* dx, uint8_t* is_left) noexcept {
+  const auto& table = kernels(rows->path, 0.0f);
+  const auto* from = static_cast<const float*>(g);
+  for_rows(rows->rows, rows->n, rows->threads, [&](int64_t r, int share) {
+    is_left[r] = !table.log_pull(row_of<float>(*rows, r, share), {anchor[r], shift[r]}, g ? from + r * rows->n : nullptr,
+                                 g ? 0 : mass[r], static_cast<float*>(dx) + r * rows->n);
+  });
+}
+
+void khot_cross_entropy(const khot_rows* rows, const void* target, double* loss, void* dx, uint8_t* is_left) noexcept {
+  const auto& table = kernels(rows->path, 0.0f);
+  expect(dx, rows->rows * rows->n * (int64_t)sizeof(float));
+  for_rows(rows->rows, rows->n, rows->threads, [&](int64_t r, int share) {
+    loss[r] = table.loss(row_of<float>(*rows, r, share), static_cast<const float*>(target) + r * rows->n,
+                         static_cast<float*>(dx) + r * rows->n);
+    is_left[r] = !std::isfinite(loss[r]);
+  });
 }
 
 int khot_pursue(const khot_signals* signals, void* alpha, int64_t* atoms, void* coefs, int64_t* taken,

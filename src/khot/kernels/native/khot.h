@@ -86,6 +86,20 @@ KHOT_API void khot_topk(const khot_rows* rows, void* y) KHOT_NOEXCEPT;
 /* z = (x − τ)/T of σ_k; is_left[r] is 1 for a row that is not written, and is left to another method. */
 KHOT_API void khot_sigmoid_margin(const khot_rows* rows, void* z, uint8_t* is_left) KHOT_NOEXCEPT;
 
+/* Functions of the thresholds of σ_k, anchor[r] + T·shift[r], of floats; is_left[r] is 1 for a row that is left to another
+ * method, of which nothing is known. log σ_k, and the thresholds; y may be null, and then `scratch` has rows × n places.
+ */
+KHOT_API void khot_log_sigmoid(const khot_rows* rows, void* y, void* scratch, double* anchor, double* shift,
+                               uint8_t* is_left) KHOT_NOEXCEPT;
+
+/* dx for the cotangent g of that logarithm, or if g is null for that of the threshold, mass[r]. Reads no k. */
+KHOT_API void khot_log_sigmoid_pull(const khot_rows* rows, const double* anchor, const double* shift, const void* g,
+                                    const double* mass, void* dx, uint8_t* is_left) KHOT_NOEXCEPT;
+
+/* T·Σ KL(y ‖ σ_k) for targets y, rows × n, of zeros and k ones, and its derivative σ_k − y. Reads no k. */
+KHOT_API void khot_cross_entropy(const khot_rows* rows, const void* target, double* loss, void* dx,
+                                 uint8_t* is_left) KHOT_NOEXCEPT;
+
 /* At the thresholds anchor[r] + T·shift[r], not solved for: the number of scores above the median of F, Σ F below it,
  * Σ 1 − F above it, and Σ F′ below and above it; rows × 5. Reads no k and no mask. */
 KHOT_API void khot_sums_at(const khot_rows* rows, const double* anchor, const double* shift, double* sums) KHOT_NOEXCEPT;

@@ -17,11 +17,11 @@ struct Tails {
 };
 
 template <class F, class V, class T>
-Tails tails(const T* x, int64_t n, int threads, const Point<T>& point, double temperature) {
+Tails tails(const Row<T>& row, const Point<T>& point) {
   double sums[5];
-  const Margin<T> margin(point, temperature);
-  accumulate_row<V, 5>(n, threads, sums, [=](auto at, auto* lanes) {
-    const auto y = F::template at<V>(margin.template minus_z<V>(at.load(x, -std::numeric_limits<T>::infinity())));
+  const Margin<T> margin(point, row.temperature);
+  accumulate_scores<V, 5>(row, sums, [=](auto at, auto* lanes) {
+    const auto y = F::template at<V>(margin.template minus_z<V>(at.scores(row)));
     lanes[0] = V::add(lanes[0], y.tail);
     lanes[1] = V::add(lanes[1], V::keep(y.above, y.tail));
     lanes[2] = V::add(lanes[2], y.density);
@@ -32,6 +32,17 @@ Tails tails(const T* x, int64_t n, int threads, const Point<T>& point, double te
   return {lower > 0 ? lower : 0, sums[1], lower_v > 0 ? lower_v : 0, sums[3], sums[4]};
 }
 
+// The two sides of the equation, log(left/right), and Newton's step on it in units of T; `excess` is N − k.
+struct Sides {
+  double left, right, ratio, step;
+  Sides(const Tails& t, double excess)
+      : left(t.lower + (excess > 0 ? excess : 0)), right(t.upper + (excess < 0 ? -excess : 0)),
+        ratio(std::log(left) - std::log(right)) {
+    const double slope = t.lower_v / left + t.upper_v / right;
+    step = slope == 0 ? 0 : ratio / slope;  // a density may underflow
+  }
+};
+
 constexpr int kMaxHalvings = 200;  // the bracket is a few hundred T wide, and float64 has 52 bits
 
 struct Balance {
@@ -41,19 +52,16 @@ struct Balance {
 
 // Newton's method on log(left/right) inside a bracket of shifts, falling back on its middle. `decided` scores lie
 // above.
-template <class F, class V, class T> Balance balance(const T* x, int64_t n, int threads, double decided, double k,
-                                                     double temperature, bool just_p, double anchor, double low,
-                                                     double high, Point<T>* point) {
+template <class F, class V, class T> Balance balance(const Row<T>& row, double decided, bool just_p, double anchor,
+                                                     double low, double high, Point<T>* point) {
+  const double k = row.k;
   const double eps = (double)Limits<T>::eps, tolerance = F::is_smooth ? std::sqrt(eps) / 10 : 4 * eps;
   double shift = low / 2 + high / 2, last = high - low;
   for (int i = 0; i <= kMaxHalvings; ++i) {
-    *point = Point<T>::at(anchor, shift, temperature);
-    const Tails t = tails<F, V>(x, n, threads, *point, temperature);
-    const double excess = decided + t.above - k;
-    const double left = t.lower + (excess > 0 ? excess : 0), right = t.upper + (excess < 0 ? -excess : 0);
-    const double ratio = std::log(left) - std::log(right), slope = t.lower_v / left + t.upper_v / right,
-                 step = slope > 0 ? ratio / slope : 0;  // a density may underflow
-    const double underflow = (double)Limits<T>::tiny * (double)n, rounding = just_p ? eps / 8 * (k < 1 ? k : 1) : 0;
+    *point = Point<T>::at(anchor, shift, row.temperature);
+    const Tails t = tails<F, V>(row, *point);
+    const auto [left, right, ratio, step] = Sides(t, decided + t.above - k);
+    const double underflow = (double)Limits<T>::tiny * (double)row.n, rounding = just_p ? eps / 8 * (k < 1 ? k : 1) : 0;
     if (std::fabs(ratio) <= tolerance) return {left > underflow / eps && right > underflow / eps, step};
     // Entries err all in one direction, so none is off by more than |left − right|.
     if (std::fabs(left - right) <= (rounding > underflow ? rounding : underflow)) return {false, 0};
@@ -100,19 +108,18 @@ Balance locate(const Row<T>& row, const Census& census, bool just_p, T* p, Point
     *x = at.scores(row);
     return V::both(V::ge(V::set(high), *x), V::ge(*x, V::set(low)));
   });
+  const Row<T> undecided = {p, nullptr, 0, open, row.k, row.temperature, row.threads};
   if (is_wide) {  // each tail is exponential in τ, and balances the other half way between two points at which they are
                   // equal
     const auto near_lower = Point<T>::at((double)lower, certain, row.temperature);
     const auto near_upper = Point<T>::at((double)upper, -certain, row.temperature);
-    const double left = tails<F, V>(p, open, row.threads, near_lower, row.temperature).lower;
-    const double right = tails<F, V>(p, open, row.threads, near_upper, row.temperature).upper;
+    const double left = tails<F, V>(undecided, near_lower).lower, right = tails<F, V>(undecided, near_upper).upper;
     const double lost = (((double)upper - middle) - (middle - (double)lower)) / 2 / row.temperature;  // by rounding
     const double shift = (std::log(left) - std::log(right)) / 2;
     *point = Point<T>::at(middle, std::isfinite(lost) ? shift + lost : shift, row.temperature);
     return {true, 0};
   }
-  return balance<F, V>(p, open, row.threads, decided[0], row.k, row.temperature, just_p, (double)upper, -gap - reach,
-                       reach, point);
+  return balance<F, V>(undecided, decided[0], just_p, (double)upper, -gap - reach, reach, point);
 }
 
 }  // namespace
