@@ -17,6 +17,7 @@ from ._ranks import HERE, Ranks
 
 Entries = tuple[Tensor, Tensor, Tensor]  # tokens, latents and values, (entries,) each
 Budgets = Callable[[float | Tensor, int], Tensor]  # k and the number of tokens to the tokens of each latent, (latents,)
+GROUP = 4  # entries in a group, from which looking at groups first is faster
 PIECE = 2**22  # entries of the matrix at a time
 RATE = 0.01  # of the running means after some time; at first they are plain means of all batches so far
 SPAN = 10  # at first, the threshold is the mean of the last tenth or so of the batches, because it moves fast then
@@ -127,7 +128,7 @@ class Token(Axis):
 
     def candidates(self, encoder: Encoder, k: float | Tensor, ratio: float, budgets: Budgets | None) -> list[Block]:
         width, groups = min(encoder.latents, math.ceil(ratio * number(k))), self.groups(encoder.ranks)
-        found = [a.topk(min(width, a.shape[1]), sorted=False) for _, a in encoder.pieces()]
+        found = [_top(a, min(width, a.shape[1])) for _, a in encoder.pieces()]
         values, latents = (torch.cat(parts) for parts in zip(*found, strict=True))
         values, latents = _best(values, latents, width, groups)
         tokens = torch.arange(len(values), device=values.device)[:, None].expand_as(latents)
@@ -176,13 +177,31 @@ class Latent(Axis):
     def _block(self, encoder: Encoder, latents: Tensor, shares: Tensor, width: int) -> Block:
         """Return the candidates of some latents, `width` for each."""
         a = torch.addmm(encoder.bias[latents, None], encoder.weight.t()[latents], encoder.x.t())  # by latent
-        values, tokens = a.to(encoder.x.dtype).topk(min(width, a.shape[1]), sorted=False)
+        values, tokens = _top(a.to(encoder.x.dtype), min(width, a.shape[1]))
         groups = self.groups(encoder.ranks)
         values, tokens = _best(values, tokens, width, groups)
         return Block(values, tokens, latents[:, None].expand_as(tokens), shares, width, groups or None)
 
 
 AXES: dict[str, Axis] = {"topk": Token(), "batch": Axis(), "feature": Latent()}
+
+
+def _top(a: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the `count` largest of each row, in no order, and where they are; a (rows, n).
+
+    They are in the `count` groups whose maxima are largest. With groups of √(n/count) entries, both steps look at
+    √(n·count) entries, where one step would look at n.
+    """
+    rows, n = a.shape
+    size = next((i for i in range(math.isqrt(n // max(1, count)), GROUP - 1, -1) if n % i == 0), 0)
+    if not size:
+        values, where = a.topk(count, sorted=False)
+        return values, where
+    groups = n // size
+    parts = a.view(rows, size, groups)  # a group has every `groups`-th entry
+    best = parts.amax(1).topk(count, sorted=False).indices
+    values, place = parts.gather(2, best[:, None].expand(rows, size, count)).flatten(1).topk(count, sorted=False)
+    return values, best.gather(1, place % count) + place // count * groups
 
 
 def _largest(a: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import cosine_similarity
 
 from ..._shape import Group
-from ..._sparse import SparseCode, weighted_rows
+from ..._sparse import SparseCode, by_rising, decoded, weighted_rows
 from ._axes import AXES, Encoder, Entries, entries, zipf
 from ._ranks import HERE, Ranks
 
@@ -36,17 +36,13 @@ class SparseAutoencoderOutput(NamedTuple):
     multi_fvu: Tensor
 
 
-def by_rising(places: Tensor, others: Tensor, values: Tensor) -> Entries:
-    """Return all sorted by `places`, stably."""
-    order = places.argsort(stable=True)
-    return places[order], others[order], values[order]
-
-
 class _Chosen(torch.autograd.Function):
-    """Entries of x·W + b that are already computed, with their gradient."""
+    """Entries of x·W + b that are already computed, with their gradient; x has an origin with a gradient of its own."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, rises: bool, *entries: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, origin: Tensor | None, rises: bool, *entries: Tensor
+    ) -> Tensor:
         ctx.save_for_backward(x, weight, *entries[:2])
         ctx.rises = rises
         return entries[2].clone()
@@ -56,23 +52,27 @@ class _Chosen(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, tokens, latents = ctx.saved_tensors
         count = weight.shape[1]
-        grad_x = grad_weight = grad_bias = None
+        grad_x = grad_weight = grad_origin = None
+        grad_bias = g.new_zeros(count).index_add_(0, latents, g)
         if ctx.needs_input_grad[0]:
-            rising: Entries = (tokens, latents, g) if ctx.rises else by_rising(tokens, latents, g)
-            grad_x = weighted_rows(*rising, weight.t(), len(x))
+            rising = (tokens, latents, g) if ctx.rises else by_rising(tokens, latents, g)
+            grad_x = weighted_rows(*rising, weight.t().contiguous(), len(x))
         if ctx.needs_input_grad[1]:  # the same with tokens and latents exchanged
             grad_weight = weighted_rows(*by_rising(latents, tokens, g), x, count).t()
-        if ctx.needs_input_grad[2]:
-            grad_bias = g.new_zeros(count).index_add_(0, latents, g)
-        return grad_x, grad_weight, grad_bias, None, None, None, None
+        if ctx.needs_input_grad[3]:  # Σ over the tokens of −grad_x, without it
+            grad_origin = -(weight @ grad_bias)
+        return grad_x, grad_weight, grad_bias, grad_origin, None, None, None, None
 
 
-def chosen(x: Tensor, weight: Tensor, bias: Tensor, entries: Entries, *, rises: bool) -> Tensor:
+def chosen(
+    x: Tensor, weight: Tensor, bias: Tensor, entries: Entries, *, rises: bool, origin: Tensor | None = None
+) -> Tensor:
     """Return entries of x·weight + bias, as given, with their gradient; neither pass makes a matrix (tokens, latents).
 
-    Weight (d, latents) is stored by latent: its transpose is contiguous. If tokens rise, backward sorts once less.
+    If tokens rise, backward sorts once less. x is taken as some inputs − origin (d,), where the origin is a constant in
+    x: its gradient costs a product of the weight with a vector.
     """
-    return _Chosen.apply(x, weight, bias, rises, *entries)  # type: ignore[no-any-return]
+    return _Chosen.apply(x, weight, bias, origin, rises, *entries)  # type: ignore[no-any-return]
 
 
 def fraction_unexplained(error: Tensor, target: Tensor, ranks: Ranks = HERE) -> Tensor:
@@ -116,6 +116,7 @@ def explained_by(
     most: int,
     count: int,
     ranks: Ranks,
+    origin: Tensor | None = None,
 ) -> Tensor:
     """Return `aux_k_loss`, where `of` and `weights` are those of this process, and `count` the dead on all of them."""
     residual = residual.detach()
@@ -124,8 +125,8 @@ def explained_by(
         encoder = Encoder(x, w_enc, b_enc, len(x), count, ranks)  # a row is a token, whatever their number elsewhere
         blocks = AXES["topk"].candidates(encoder, min(most, count), 1.0, None)
     at = entries(blocks)
-    values = chosen(x, w_enc, b_enc, at, rises=True).relu()
-    out = ranks.total(weighted_rows(*at[:2], values, w_dec, len(x)), ranks.latents)
+    values = chosen(x, w_enc, b_enc, at, rises=True, origin=origin).relu()
+    out = ranks.total(decoded(*at[:2], values, w_dec, len(x)), ranks.latents)
     return fraction_unexplained(residual - out, residual, ranks)
 
 

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from ... import _check
 from ..._shape import Group
-from ..._sparse import SparseCode, weighted_rows
+from ..._sparse import SparseCode, by_rising, decoded, weighted_rows
 from ..._torch import reshard, warn_of_ranks
 from .. import selectors
 from .._precision import KeepsPrecision, shown, wide_dtype
 from . import _axes, _code, _files
 from ._axes import Activity, Block, Encoder
-from ._code import SparseAutoencoderOutput, by_rising, chosen, fraction_unexplained
+from ._code import SparseAutoencoderOutput, chosen, fraction_unexplained
 from ._files import Folder, SparseAutoencoderConfig
 from ._ranks import Ranks
 
@@ -28,7 +28,8 @@ class _Pass(NamedTuple):
     """Inputs on their way to a code."""
 
     inputs: Tensor  # (tokens, d_in), normalised if the config says so
-    centred: Tensor  # what the encoder sees, of order 1 for each active latent; (tokens, d_in)
+    centred: Tensor  # what the encoder sees, of order 1 for each active latent; (tokens, d_in); b_dec is constant in it
+    origin: Tensor  # b_dec, with its gradient
     encoder: Encoder
     blocks: list[Block]  # the entries that the selection is among
     preactivations: Tensor  # at those entries, (entries,), with their gradient
@@ -110,7 +111,7 @@ class SparseAutoencoder(KeepsPrecision):
         self.W_enc.copy_(self.W_dec.t())
         centred = inputs / self.scale - self.b_dec
         ranks = self.ranks.only_latents()
-        encoder = Encoder(centred, self._encoder(), self._cast(self.b_enc), len(centred), self.config.latents, ranks)
+        encoder = Encoder(centred, self._cast(self.W_enc), self._cast(self.b_enc), len(centred), self.config.latents, ranks)
         blocks = self.config.axis.candidates(encoder, max(1, round(_axes.number(self.k))), 1.0, None)
         tokens, latents, a = by_rising(*_axes.entries(blocks))
         out = weighted_rows(tokens, latents, a.relu(), self._cast(self.W_dec), len(centred))
@@ -136,7 +137,7 @@ class SparseAutoencoder(KeepsPrecision):
     def forward(self, x: Tensor, *, generator: torch.Generator | None = None) -> SparseAutoencoderOutput:
         """Return the reconstruction, code and losses of inputs (…, d_in); the generator is for a random selector."""
         c = self.config
-        inputs, centred, encoder, blocks, a, code = self._encode(x, generator)
+        inputs, centred, origin, encoder, blocks, a, code = self._encode(x, generator)
         out = self._decoded(code)
         ranks = encoder.ranks
         fvu = fraction_unexplained(inputs - out, inputs, ranks)
@@ -145,7 +146,7 @@ class SparseAutoencoder(KeepsPrecision):
             if not ranks:
                 what = {"batch": "BatchTopK", "feature": "Feature Choice"}.get(c.kind, "`SparseAutoencoder`'s loss")
                 warn_of_ranks(what, "Give `SparseAutoencoder` the `group=` that has the tokens of the batch.")
-            aux = self._aux_loss(centred, (inputs - out) / self.scale)
+            aux = self._aux_loss(centred, origin, (inputs - out) / self.scale)
             if c.multi_topk:
                 more = self._code(blocks, a, _axes.largest(blocks, MULTI), code.shape)
                 multi = fraction_unexplained(inputs - self._decoded(more), inputs, ranks)
@@ -228,15 +229,16 @@ class SparseAutoencoder(KeepsPrecision):
     def _encode(self, x: Tensor, generator: torch.Generator | None) -> _Pass:
         inputs, undo = self._inputs(x)
         ranks = self.ranks if self.training else self.ranks.only_latents()
-        centred = ranks.spread(inputs / self.scale - self.b_dec, ranks.latents)
-        weights = self._encoder(), self._cast(self.b_enc)
+        centred = ranks.spread(inputs / self.scale, ranks.latents) - self.b_dec.detach()
+        origin = ranks.spread(self._cast(self.b_dec), ranks.latents)
+        weights = self._cast(self.W_enc), self._cast(self.b_enc)
         at = (centred.detach(), weights[0].detach(), weights[1].detach())
         encoder = Encoder(*at, ranks.count(inputs), self.config.latents, ranks)
         blocks = self._blocks(encoder)
-        a = chosen(centred, *weights, _axes.entries(blocks), rises=self._rises)
+        a = chosen(centred, *weights, _axes.entries(blocks), rises=self._rises, origin=origin)
         shape = *x.shape[:-1], len(weights[1])
         code = self._code(blocks, a, self._selected(blocks, a, generator), shape)
-        return _Pass(inputs, centred, encoder, blocks, a, code._replace(undo=undo))
+        return _Pass(inputs, centred, origin, encoder, blocks, a, code._replace(undo=undo))
 
     def _inputs(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """Return (tokens, d_in), each token with mean 0 and deviation 1 if that is wanted; and what undoes that."""
@@ -252,10 +254,6 @@ class SparseAutoencoder(KeepsPrecision):
     def _cast(self, t: Tensor) -> Tensor:
         """Return t in the dtype to compute in, float32 for half precision."""
         return t.to(torch.promote_types(self.W_dec.dtype, torch.float32))
-
-    def _encoder(self) -> Tensor:
-        """Return W_enc, stored by latent."""
-        return self._cast(self.W_enc).t().contiguous().t()
 
     def _blocks(self, encoder: Encoder) -> list[Block]:
         """Return the entries that the selection is among."""
@@ -294,7 +292,7 @@ class SparseAutoencoder(KeepsPrecision):
 
     def _decoded(self, code: SparseCode) -> Tensor:
         """Decode to (tokens, d_in), still normalised if the inputs are."""
-        out = weighted_rows(code.tokens, code.latents, code.values, self._cast(self.W_dec), code.height)
+        out = decoded(code.tokens, code.latents, code.values, self._cast(self.W_dec), code.height)
         return self.ranks.total(out, self.ranks.latents) + self.scale * self.b_dec
 
     def _restored(self, out: Tensor, code: SparseCode) -> Tensor:
@@ -304,7 +302,7 @@ class SparseAutoencoder(KeepsPrecision):
         shape = torch.Size((*code.shape[:-1], self.config.d_in))
         return out if out.shape == shape else out.view(shape)  # FSDP2 warns of views
 
-    def _aux_loss(self, centred: Tensor, residual: Tensor) -> Tensor:
+    def _aux_loss(self, centred: Tensor, origin: Tensor, residual: Tensor) -> Tensor:
         c = self.config
         if not c.aux_weight:
             return residual.new_zeros(())
@@ -315,8 +313,8 @@ class SparseAutoencoder(KeepsPrecision):
         count = int(is_idle.sum()) if self.ranks.latents else len(of)
         if not count:
             return residual.new_zeros(())
-        weights = self._encoder(), self._cast(self.b_enc), self._cast(self.W_dec)
-        return _code.explained_by(centred, residual, of, weights, most, count, self.ranks)
+        weights = self._cast(self.W_enc), self._cast(self.b_enc), self._cast(self.W_dec)
+        return _code.explained_by(centred, residual, of, weights, most, count, self.ranks, origin)
 
 
 def geometric_median(points: Tensor, steps: int = 100) -> Tensor:
