@@ -127,8 +127,8 @@ def table(rows: list[dict[str, object]]) -> str:
         "<!-- Written by benchmarks/sae_speed.py; do not edit. -->\n\n"
         + markdown_table(["", "", *CASES], lines)
         + f"\n\nMilliseconds of processor time, medians, and the ratio to the dense one in the same interleaved run; "
-        f"{SHAPES[0][0]} tokens, float32, one thread. A training step has the backward pass, the gradient's projection, "
-        "fused Adam and the normalisation of the decoder, the same for all.\n"
+        f"{SHAPES[0][0]} tokens, float32, one thread. A training step has the backward pass, the gradient's "
+        "projection, fused Adam and the normalisation of the decoder, the same for all.\n"
     )
 
 

@@ -1,13 +1,10 @@
 """Sparse codes: the entries of a matrix that are not 0, by row."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding_bag
-
-from ._torch import entry_products
 
 
 class SparseCode(NamedTuple):
@@ -64,46 +61,3 @@ def weighted_rows(rows: Tensor, columns: Tensor, values: Tensor, weight: Tensor,
     """Return Σ value·weight[column] for each row, (count, d); rows rise. Differentiable in values and weight."""
     starts = torch.searchsorted(rows, torch.arange(count, device=rows.device))
     return embedding_bag(columns, weight, starts, mode="sum", per_sample_weights=values.to(weight.dtype))
-
-
-def by_rising(places: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-    """Return all sorted by `places`, stably."""
-    order = _rising(places)
-    return places[order], *(other[order] for other in others)
-
-
-def _rising(places: Tensor) -> Tensor:
-    """Return the stable order of integers below 2³¹; those of fewer bits are sorted faster."""
-    return places.to(torch.int32).argsort(stable=True)
-
-
-class _Decoded(torch.autograd.Function):
-    """`weighted_rows` where many values are 0: those cost nothing but the products of their gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, columns: Tensor, values: Tensor, weight: Tensor, count: int) -> Tensor:
-        ctx.save_for_backward(rows, columns, values, weight)
-        used = values.nonzero().squeeze(1)
-        return weighted_rows(rows[used], columns[used], values[used], weight, count)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        rows, columns, values, weight = ctx.saved_tensors
-        _, _, needs_values, needs_weight, _ = ctx.needs_input_grad
-        order = _rising(columns)  # each row of the weight is then read once
-        rows, columns, values = rows[order], columns[order], values[order]
-        grad_values = grad_weight = None
-        if needs_values:
-            products = entry_products(g, weight, rows, columns)
-            grad_values = torch.empty_like(products).index_copy_(0, order, products)
-        if needs_weight:
-            used = values.nonzero().squeeze(1)
-            grad_weight = weighted_rows(columns[used], rows[used], values[used], g, len(weight))
-        return None, None, grad_values, grad_weight, None
-
-
-def decoded(rows: Tensor, columns: Tensor, values: Tensor, weight: Tensor, count: int) -> Tensor:
-    """Return `weighted_rows`, faster where many values are 0 and have a gradient; once differentiable."""
-    y: Tensor = _Decoded.apply(rows, columns, values.to(weight.dtype), weight, count)
-    return y

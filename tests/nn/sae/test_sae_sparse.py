@@ -5,9 +5,10 @@ import torch
 from sae_cases import data, make
 
 from khot import _torch
-from khot._sparse import decoded, weighted_rows
+from khot._sparse import weighted_rows
 from khot.nn import selectors
 from khot.nn.sae._axes import _top
+from khot.nn.sae._code import decoded
 
 
 @pytest.mark.parametrize("shape", [(5, 4096), (3, 16383), (0, 4096), (4, 64), (6, 4099)])
