@@ -43,6 +43,19 @@ function_modes: Callable[[], int] = _get("torch._C._len_torch_function_stack", l
 dlpack_table: Any = getattr(Tensor, "__dlpack_c_exchange_api__", None)
 # What DLPack does not tell of a tensor: whether its sign is still to be changed, and whether its dimensions have names.
 ODDITIES = tuple(getattr(Tensor, name) for name in ("is_neg", "has_names") if hasattr(Tensor, name))
+# Σ_j a[row, j]·b[column, j] for each pair of a row and a column: what the gradient of `embedding_bag` calls.
+_PRODUCTS = "torch.ops.aten._embedding_bag_per_sample_weights_backward"
+_products: Callable[..., Tensor] | None = _get(_PRODUCTS, None)
+
+
+def entry_products(a: Tensor, b: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Return the entries (rows, columns) of a·bᵀ alone, (entries,); a (m, d) and b (n, d) of one dtype."""
+    if _products is None:
+        parts = zip(rows.split(2**12), columns.split(2**12), strict=True)
+        return torch.cat([(a[row] * b[column]).sum(1) for row, column in parts])
+    return _products(a, b, columns, rows.new_zeros(1), rows, 0)
+
+
 # Whether torch.jit.trace records.
 is_tracing: Callable[[], bool] = _get("torch._C._is_tracing", torch.jit.is_tracing)  # type: ignore[attr-defined]
 # The level of forward-mode differentiation, given `torch.autograd.forward_ad`; negative if it is off.

@@ -109,7 +109,7 @@ class Trainer:
         self.ranks = self.sae.ranks
         samples = np.linspace(0, self.trained_on - 1, min(self.trained_on, SAMPLES)).round().astype(np.int64)
         self.sae.start(self._rows(samples))
-        self.adam = torch.optim.Adam(self.sae.parameters(), lr=training.lr, eps=EPSILON)
+        self.adam = torch.optim.Adam(self.sae.parameters(), lr=training.lr, eps=EPSILON, fused=True)
 
     def description(self) -> dict[str, Any]:
         """Return everything the result depends on, to compare with another run."""
@@ -135,6 +135,9 @@ class Trainer:
         self.adam.zero_grad()
         out.loss.backward()
         self.ranks.average(sae.parameters())
+        for p in sae.parameters():
+            if p.grad is not None and p.grad.stride() != p.stride():  # Adam's kernel reads both in the order of memory
+                p.grad = torch.empty_like(p).copy_(p.grad)
         sae.remove_parallel_gradient()
         self.adam.step()
         sae.normalize_decoder()

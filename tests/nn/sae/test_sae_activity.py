@@ -8,7 +8,8 @@ from sae_cases import K, N, data, make, train
 
 import khot
 from khot.nn import aux_k_loss, aux_zipf_loss
-from khot.nn.sae._axes import AXES, Encoder, apportion, zipf
+from khot.nn.sae._activity import apportion, zipf
+from khot.nn.sae._axes import AXES, Encoder, Running
 
 
 def test_aux_k_trains_the_encoder_of_dead_latents():
@@ -28,7 +29,7 @@ def test_aux_k_trains_the_encoder_of_dead_latents():
 
 def test_aux_k_that_drops_the_gradient_is_found(monkeypatch):
     """A negative control for the test above: without `chosen`, no dead latent's encoder moves."""
-    monkeypatch.setattr("khot.nn.sae._code.chosen", lambda x, weight, bias, entries, rises: entries[2])
+    monkeypatch.setattr("khot.nn.sae._code.chosen", lambda x, weight, bias, entries, **more: entries[2])
     sae = make()
     aux_k_loss(data(), data(), torch.tensor([1, 5, 7]), (sae.W_enc, sae.b_enc, sae.W_dec), 2).backward()
     assert sae.W_enc.grad is None
@@ -84,7 +85,7 @@ def test_zipf_budgets_go_to_who_could_explain_most():
 def test_zipf_budgets_do_not_make_all_latents_as_wide_as_the_first():
     encoder = Encoder(torch.randn(500, 4), torch.randn(4, 300), torch.zeros(300), 500, 300)
     budgets = apportion(zipf(torch.randn(300), 1.0), 1000, 500)
-    blocks = AXES["feature"].candidates(encoder, 2.0, 1.0, lambda k, count: budgets)
+    blocks = AXES["feature"].candidates(encoder, 2.0, 1.0, Running(lambda k, count: budgets, torch.zeros(300)))
     assert sum(block.values.numel() for block in blocks) < 2 * 1000
     found = torch.cat([block.latents[:, 0] for block in blocks])
     assert found.sort().values.tolist() == list(range(300))

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import khot
 from khot.nn import SparseAutoencoder, SparseAutoencoderConfig, selectors
-from khot.nn.sae._model import geometric_median
+from khot.nn.sae._code import geometric_median
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +46,7 @@ def test_loss_and_every_gradient_are_those_of_the_dense_one(kind, selector):
 
 def test_the_comparison_finds_a_dropped_gradient(monkeypatch):
     """A negative control: pre-activations without their gradient, the mistake of a fused op."""
-    monkeypatch.setattr("khot.nn.sae._model.chosen", lambda x, weight, bias, entries, rises: entries[2])
+    monkeypatch.setattr("khot.nn.sae._model.chosen", lambda x, weight, bias, entries, **more: entries[2])
     sae = make(aux_weight=0.0).double()
     sae(data().double()).loss.backward()
     assert sae.W_enc.grad is None
@@ -302,7 +302,7 @@ def test_a_selector_of_ones_own_and_gradients_to_the_input():
         ({"k": N + 1}, rf"0 < k ≤ {N} \(the number of latents\); got {N + 1}"),
         ({"k": 0}, "`k` must be > 0"),
         ({"k": 2.5}, 'an integer for the kind "topk"; got 2.5'),
-        ({"kind": "mutual"}, "`kind` must be one of 'topk', 'batch', 'feature'; got 'mutual'"),
+        ({"kind": "mutual"}, "`kind` must be one of 'topk', 'batch', 'feature', 'jumprelu'; got 'mutual'"),
         ({"latents": 0}, "`latents` must be ≥ 1; got 0"),
         ({"candidates": 0.5}, "`candidates` must be ≥ 1; got 0.5"),
         ({"zipf": 1.0}, '`zipf` is for the kind "feature"'),

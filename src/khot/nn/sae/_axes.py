@@ -1,4 +1,4 @@
-"""One selection on three axes: for each token, in the whole batch, or for each latent; and running counts of it.
+"""One selection on four axes: for each token, in the batch, for each latent, by thresholds.
 
 An axis finds the entries of the pre-activations x·W + b that the selection is among, piece by piece: the matrix
 (tokens, latents) never exists as a whole. Numbers are read on the host only where shapes depend on them.
@@ -6,20 +6,19 @@ An axis finds the entries of the pre-activations x·W + b that the selection is 
 
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .. import selectors
-from .._precision import KeepsPrecision, wide_dtype
 from ._ranks import HERE, Ranks
 
 Entries = tuple[Tensor, Tensor, Tensor]  # tokens, latents and values, (entries,) each
 Budgets = Callable[[float | Tensor, int], Tensor]  # k and the number of tokens to the tokens of each latent, (latents,)
+GROUP = 4  # entries in a group, from which looking at groups first is faster
 PIECE = 2**22  # entries of the matrix at a time
-RATE = 0.01  # of the running means after some time; at first they are plain means of all batches so far
-SPAN = 10  # at first, the threshold is the mean of the last tenth or so of the batches, because it moves fast then
 
 
 class Block(NamedTuple):
@@ -31,10 +30,24 @@ class Block(NamedTuple):
     k: float | Tensor  # how many in each row: a number, or (rows,)
     width: int  # the number of candidates in a whole row
     group: list[str] | None = None  # the process groups over which rows are divided
+    bound: Tensor | None = None  # what entries must exceed, (rows, m); else the k largest of a row are selected
+
+    def kept(self) -> Tensor:
+        """Return which entries a hard selection makes active."""
+        is_chosen = self.hard(self.k) > 0 if self.bound is None else self.values > self.bound
+        return is_chosen & (self.values > 0)
 
     def hard(self, k: float | Tensor) -> Tensor:
         """Return ones at the k largest of each row."""
         return selectors.hard(self.values, k, group=self.group)
+
+
+class Running(NamedTuple):
+    """What an axis needs to know of training so far."""
+
+    budgets: Budgets
+    threshold: Tensor  # learned, (latents,)
+    bandwidth: float = 0.0  # of the estimate of its gradient
 
 
 class Encoder(NamedTuple):
@@ -59,7 +72,9 @@ class Axis:
 
     has_threshold = True  # evaluation selects what exceeds a running threshold: a token's code depends on no other's
     is_by_token = False  # whether candidates in training come by rising token
-    is_by_latent = False  # whether each latent has a budget, a row of candidates and a threshold of its own
+    is_by_latent = False  # whether each latent has a threshold of its own
+    has_budgets = False  # whether each latent has a number of tokens, and a row of candidates
+    learns_threshold = False  # whether thresholds are parameters
     architecture = "jumprelu"  # what SAELens calls the evaluated model
 
     def groups(self, ranks: Ranks) -> list[str]:
@@ -68,7 +83,7 @@ class Axis:
 
     def check(self, k: float, zipf: float) -> None:
         """Raise unless a config is possible on this axis."""
-        if zipf and not self.is_by_latent:
+        if zipf and not self.has_budgets:
             only = 'for the kind "feature", whose latents have budgets'
             raise ValueError(f"`zipf` is {only}; it must be 0 for others; got {zipf:g}.")
 
@@ -79,7 +94,15 @@ class Axis:
         """Return the smallest useful k for a batch of `count` tokens: one entry in all."""
         return 1 / count
 
-    def candidates(self, encoder: Encoder, k: float | Tensor, ratio: float, budgets: Budgets | None) -> list[Block]:
+    def check_selector(self, selector: Any) -> None:
+        """Raise if a selector cannot select on this axis."""
+
+    def select(self, selector: Any, scores: Tensor, block: Block, threshold: Tensor, bandwidth: float) -> Tensor:
+        """Return the weights of a block's entries in training, like `scores`."""
+        weights: Tensor = selector(scores, block.k, **({"group": block.group} if block.group else {}))
+        return weights
+
+    def candidates(self, encoder: Encoder, k: float | Tensor, ratio: float, running: Running | None) -> list[Block]:
         """Return the largest entries, to select among in training, `ratio` times as many as are selected."""
         n, total = len(encoder.bias), k * encoder.tokens
         width = min(encoder.tokens * encoder.latents, math.ceil(ratio * number(total)))
@@ -95,14 +118,9 @@ class Axis:
 
     def active(self, encoder: Encoder, k: float | Tensor, threshold: Tensor) -> list[Block]:
         """Return the entries selected in evaluation, by rising token: what exceeds 0 and the threshold."""
-        parts = []
         if self.is_by_latent:
             threshold = threshold[encoder.ranks.part(encoder.latents)]
-        for first, a in encoder.pieces():
-            tokens, latents = (a > threshold.clamp(min=0)).nonzero(as_tuple=True)
-            parts.append((a[tokens, latents], tokens + first, latents))
-        values, tokens, latents = (torch.cat(part)[None] for part in zip(*parts, strict=True))
-        return [Block(values, tokens, latents, values.shape[1], values.shape[1])]
+        return [_above(encoder, threshold)]
 
     def saved_k(self, k: float) -> float:
         """Return a learned k as it is evaluated and saved."""
@@ -125,9 +143,9 @@ class Token(Axis):
     def least_k(self, count: int, latents: int) -> float:
         return 1.0
 
-    def candidates(self, encoder: Encoder, k: float | Tensor, ratio: float, budgets: Budgets | None) -> list[Block]:
+    def candidates(self, encoder: Encoder, k: float | Tensor, ratio: float, running: Running | None) -> list[Block]:
         width, groups = min(encoder.latents, math.ceil(ratio * number(k))), self.groups(encoder.ranks)
-        found = [a.topk(min(width, a.shape[1]), sorted=False) for _, a in encoder.pieces()]
+        found = [_top(a, min(width, a.shape[1])) for _, a in encoder.pieces()]
         values, latents = (torch.cat(parts) for parts in zip(*found, strict=True))
         values, latents = _best(values, latents, width, groups)
         tokens = torch.arange(len(values), device=values.device)[:, None].expand_as(latents)
@@ -143,7 +161,7 @@ class Token(Axis):
 class Latent(Axis):
     """Tokens for each latent, k·tokens in all (Feature Choice)."""
 
-    is_by_latent = True
+    is_by_latent = has_budgets = True
 
     def groups(self, ranks: Ranks) -> list[str]:
         return ranks.tokens
@@ -156,12 +174,12 @@ class Latent(Axis):
     def least_k(self, count: int, latents: int) -> float:
         return latents / count
 
-    def candidates(self, encoder: Encoder, k: float | Tensor, ratio: float, budgets: Budgets | None) -> list[Block]:
-        if budgets is None:  # before training
+    def candidates(self, encoder: Encoder, k: float | Tensor, ratio: float, running: Running | None) -> list[Block]:
+        if running is None:  # before training
             return super().candidates(encoder, k, ratio, None)
         count, n = encoder.tokens, encoder.latents
         self.check_tokens(count, n if isinstance(k, Tensor) else k, n)
-        shares, here = budgets(k, count), encoder.ranks.part(n)
+        shares, here = running.budgets(k, count), encoder.ranks.part(n)
         order = shares.detach().argsort(descending=True, stable=True)
         octaves = shares.detach()[order].log2().floor().unique_consecutive(return_counts=True)[1].tolist()
         blocks = []  # in each, no latent has half the budget of another
@@ -176,13 +194,78 @@ class Latent(Axis):
     def _block(self, encoder: Encoder, latents: Tensor, shares: Tensor, width: int) -> Block:
         """Return the candidates of some latents, `width` for each."""
         a = torch.addmm(encoder.bias[latents, None], encoder.weight.t()[latents], encoder.x.t())  # by latent
-        values, tokens = a.to(encoder.x.dtype).topk(min(width, a.shape[1]), sorted=False)
+        values, tokens = _top(a.to(encoder.x.dtype), min(width, a.shape[1]))
         groups = self.groups(encoder.ranks)
         values, tokens = _best(values, tokens, width, groups)
         return Block(values, tokens, latents[:, None].expand_as(tokens), shares, width, groups or None)
 
 
-AXES: dict[str, Axis] = {"topk": Token(), "batch": Axis(), "feature": Latent()}
+class _Step(torch.autograd.Function):
+    """1 where a score exceeds its threshold; the threshold's gradient is estimated by a rectangular kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, threshold: Tensor, bandwidth: float) -> Tensor:
+        ctx.save_for_backward((scores - threshold).abs() < bandwidth / 2)
+        ctx.bandwidth = bandwidth
+        return (scores > threshold).to(scores.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor, None]:
+        (is_near,) = ctx.saved_tensors
+        return None, -g * is_near / ctx.bandwidth, None
+
+
+class Jump(Axis):
+    """What exceeds a threshold of each latent, which is learned (JumpReLU)."""
+
+    is_by_latent = learns_threshold = is_by_token = True
+
+    def check_selector(self, selector: Any) -> None:
+        if selector is not selectors.straight_through:
+            name = getattr(selector, "__name__", selector)
+            raise ValueError(f'The kind "jumprelu" selects by thresholds, straight-through; got the selector {name}.')
+
+    def select(self, selector: Any, scores: Tensor, block: Block, threshold: Tensor, bandwidth: float) -> Tensor:
+        step: Tensor = _Step.apply(scores, threshold[block.latents], bandwidth)
+        return step
+
+    def candidates(self, encoder: Encoder, k: float | Tensor, ratio: float, running: Running | None) -> list[Block]:
+        if running is None:
+            return super().candidates(encoder, k, ratio, None)
+        block = _above(encoder, running.threshold - running.bandwidth / 2)
+        return [block._replace(bound=running.threshold[block.latents])]
+
+
+AXES: dict[str, Axis] = {"topk": Token(), "batch": Axis(), "feature": Latent(), "jumprelu": Jump()}
+
+
+def _above(encoder: Encoder, threshold: Tensor) -> Block:
+    """Return the entries that exceed 0 and a threshold, by rising token, as one row."""
+    parts = []
+    for first, a in encoder.pieces():
+        tokens, latents = (a > threshold.clamp(min=0)).nonzero(as_tuple=True)
+        parts.append((a[tokens, latents], tokens + first, latents))
+    values, tokens, latents = (torch.cat(part)[None] for part in zip(*parts, strict=True))
+    return Block(values, tokens, latents, values.shape[1], values.shape[1])
+
+
+def _top(a: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the `count` largest of each row, in no order, and where they are; a (rows, n).
+
+    They are in the `count` groups whose maxima are largest. With groups of √(n/count) entries, both steps look at
+    √(n·count) entries, where one step would look at n.
+    """
+    rows, n = a.shape
+    size = next((i for i in range(math.isqrt(n // max(1, count)), GROUP - 1, -1) if n % i == 0), 0)
+    if not size:
+        values, where = a.topk(count, sorted=False)
+        return values, where
+    groups = n // size
+    parts = a.view(rows, size, groups)  # a group has every `groups`-th entry
+    best = parts.amax(1).topk(count, sorted=False).indices
+    values, place = parts.gather(2, best[:, None].expand(rows, size, count)).flatten(1).topk(count, sorted=False)
+    return values, best.gather(1, place % count) + place // count * groups
 
 
 def _largest(a: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -227,87 +310,3 @@ def entries(blocks: list[Block]) -> Entries:
 def number(k: float | Tensor) -> float:
     """Return k without its gradient."""
     return float(k.detach()) if isinstance(k, Tensor) else k
-
-
-class Activity(KeepsPrecision):
-    """Running counts and means of a hard selection, whatever the selector; budgets by Zipf's law, or equal at 0."""
-
-    threshold: Tensor  # the mean of the smallest value kept, in model units; (latents,) for "feature", else ()
-    since: Tensor  # tokens since a latent was last active, (latents,)
-    density: Tensor  # the running fraction of tokens for which a latent is active, (latents,)
-    # The running mean of ReLU(a)², (latents,), which ranks latents for their budgets. Their density cannot: under a
-    # budget it is the budget, and the first ranks would stay for ever.
-    energy: Tensor
-    batches: Tensor
-
-    def __init__(self, latents: int, axis: Axis, exponent: float) -> None:
-        super().__init__()
-        self.axis, self.exponent = axis, exponent
-        self.register_buffer("threshold", torch.zeros(latents if axis.is_by_latent else (), dtype=wide_dtype()))
-        self.register_buffer("since", torch.zeros(latents, dtype=torch.int64))
-        self.register_buffer("density", torch.zeros(latents, dtype=wide_dtype()))
-        self.register_buffer("energy", torch.zeros(latents if exponent else 0, dtype=wide_dtype()))
-        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
-
-    def budgets(self, k: float | Tensor, count: int) -> Tensor:
-        """Return how many of `count` tokens each latent chooses, k·count in all; (latents,)."""
-        shares = zipf(self.energy if self.exponent else self.density, self.exponent)  # equal if there is no exponent
-        if isinstance(k, Tensor):
-            return (shares * k * count).clamp(1, count).to(k.dtype)
-        return apportion(shares, round(k * count), count)
-
-    @torch.no_grad()
-    def update(self, blocks: list[Block], encoder: Encoder) -> None:
-        """Count the entries of a batch that the selection was among; an empty batch changes nothing."""
-        if not (count := encoder.tokens):
-            return
-        ranks, own = encoder.ranks, encoder.ranks.part(encoder.latents)
-        before = self.batches.to(self.density.dtype)
-        rate, faster = ((span / (span + before)).clamp(min=RATE) for span in (1, SPAN))
-        active = torch.zeros_like(self.since)
-        least = torch.full_like(self.threshold, torch.inf)
-        for block in blocks:
-            kept = (block.hard(block.k) > 0) & (block.values > 0)
-            active[own].scatter_add_(0, block.latents.flatten(), kept.flatten().long())
-            if self.axis.has_threshold and kept.numel():  # the smallest value kept of each row
-                lowest = torch.where(kept, block.values, torch.inf).amin(-1).to(least.dtype)
-                least[block.latents[:, 0] + own.start if self.axis.is_by_latent else ...] = lowest
-        active, least = ranks.sum(active), ranks.least(least)
-        self.batches += 1
-        self.since += count
-        self.since.masked_fill_(active > 0, 0)
-        self.density.lerp_((active / count).to(self.density.dtype), rate)
-        is_new = (self.threshold == 0) & least.isfinite()
-        moved = self.threshold.lerp(least, faster)
-        self.threshold.copy_(torch.where(is_new, least, torch.where(least.isfinite(), moved, self.threshold)))
-        if self.exponent:
-            sums = [a.relu().square().sum(0) for _, a in encoder.pieces()]  # what each could explain, chosen or not
-            energy = torch.zeros_like(self.energy)
-            energy[own] = (torch.stack(sums).sum(0) / count).to(energy.dtype)
-            self.energy.lerp_(ranks.sum(energy), rate)
-
-
-def zipf(importance: Tensor, exponent: float) -> Tensor:
-    """Return shares r^−exponent that sum to 1, r = 1, 2, … in the order of falling importance; (n,), float64."""
-    ranks = torch.arange(1, len(importance) + 1, dtype=torch.float64, device=importance.device)
-    shares = torch.empty_like(ranks)
-    shares[importance.argsort(descending=True, stable=True)] = ranks**-exponent
-    return shares / shares.sum()
-
-
-def apportion(shares: Tensor, total: int, most: int) -> Tensor:
-    """Return integers from 1 to `most` that sum to `total`, near total·shares, by largest remainders; (n,) int64."""
-    n = len(shares)
-    total = min(max(total, n), n * most)
-    ideal = shares * total
-    low, high = torch.zeros_like(ideal[0]), most / ideal.min().clamp(min=1e-300)
-    for _ in range(60):  # bisection, on the device, for the multiple that sums to the total within the bounds
-        middle = (low + high) / 2
-        is_low = (middle * ideal).clamp(1, most).sum() <= total
-        low, high = torch.where(is_low, middle, low), torch.where(is_low, high, middle)
-    ideal = (low * ideal).clamp(1, most)
-    floor = ideal.floor()
-    rest = torch.where(floor < most, ideal - floor, -1.0)
-    gets_more = torch.arange(n, device=shares.device) < total - floor.sum()
-    floor[rest.argsort(descending=True, stable=True)] += gets_more.to(floor.dtype)
-    return floor.long()

@@ -1,5 +1,6 @@
 """Sparse codes: differentiated where they are used, their losses and their metrics."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,9 +11,12 @@ from torch.nn.functional import cosine_similarity
 
 from ..._shape import Group
 from ..._sparse import SparseCode, weighted_rows
-from ._axes import AXES, Encoder, Entries, entries, zipf
+from ..._torch import entry_products
+from ._activity import zipf
+from ._axes import AXES, Encoder, Entries, entries
 from ._ranks import HERE, Ranks
 
+RIDGE = 1e-3  # of `linear_map`, in units of the variance
 EDGES = torch.arange(-6, 0.01, 0.25, device="cpu")  # of the histogram of densities, log10
 
 
@@ -22,7 +26,8 @@ class SparseAutoencoderOutput(NamedTuple):
     Args:
         reconstruction: like the input.
         code: which latents are active, a `SparseCode`.
-        loss: `fvu` + aux_weight·`aux_loss` + multi_topk·`multi_fvu`, and + k_cost·k if k is learned.
+        loss: `fvu` + aux_weight·`aux_loss` + multi_topk·`multi_fvu`, and + k_cost·k if k is learned. With
+            `prefixes`, the mean over them stands for `fvu`; "jumprelu" adds l0_weight·(L0/k − 1)².
         fvu: the fraction of the batch's variance that is left unexplained.
         aux_loss: of the dead or underused latents; 0 where there is none, and in evaluation.
         multi_fvu: the fraction with 4k active latents; 0 if it is not asked for, and in evaluation.
@@ -38,15 +43,54 @@ class SparseAutoencoderOutput(NamedTuple):
 
 def by_rising(places: Tensor, others: Tensor, values: Tensor) -> Entries:
     """Return all sorted by `places`, stably."""
-    order = places.argsort(stable=True)
+    order = _rising(places)
     return places[order], others[order], values[order]
 
 
-class _Chosen(torch.autograd.Function):
-    """Entries of x·W + b that are already computed, with their gradient."""
+def _rising(places: Tensor) -> Tensor:
+    """Return the stable order of integers below 2³¹; those of fewer bits are sorted faster."""
+    return places.to(torch.int32).argsort(stable=True)
+
+
+class _Decoded(torch.autograd.Function):
+    """`weighted_rows` where many values are 0: those cost nothing but the products of their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, rises: bool, *entries: Tensor) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, columns: Tensor, values: Tensor, weight: Tensor, count: int) -> Tensor:
+        ctx.save_for_backward(rows, columns, values, weight)
+        used = values.nonzero().squeeze(1)
+        return weighted_rows(rows[used], columns[used], values[used], weight, count)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        rows, columns, values, weight = ctx.saved_tensors
+        _, _, needs_values, needs_weight, _ = ctx.needs_input_grad
+        order = _rising(columns)  # each row of the weight is then read once
+        rows, columns, values = rows[order], columns[order], values[order]
+        grad_values = grad_weight = None
+        if needs_values:
+            products = entry_products(g, weight, rows, columns)
+            grad_values = torch.empty_like(products).index_copy_(0, order, products)
+        if needs_weight:
+            used = values.nonzero().squeeze(1)
+            grad_weight = weighted_rows(columns[used], rows[used], values[used], g, len(weight))
+        return None, None, grad_values, grad_weight, None
+
+
+def decoded(rows: Tensor, columns: Tensor, values: Tensor, weight: Tensor, count: int) -> Tensor:
+    """Return `weighted_rows`, faster where many values are 0 and have a gradient; once differentiable."""
+    y: Tensor = _Decoded.apply(rows, columns, values.to(weight.dtype), weight, count)
+    return y
+
+
+class _Chosen(torch.autograd.Function):
+    """Entries of x·W + b that are already computed, with their gradient; x has an origin with a gradient of its own."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, origin: Tensor | None, rises: bool, *entries: Tensor
+    ) -> Tensor:
         ctx.save_for_backward(x, weight, *entries[:2])
         ctx.rises = rises
         return entries[2].clone()
@@ -56,23 +100,27 @@ class _Chosen(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, tokens, latents = ctx.saved_tensors
         count = weight.shape[1]
-        grad_x = grad_weight = grad_bias = None
+        grad_x = grad_weight = grad_origin = None
+        grad_bias = g.new_zeros(count).index_add_(0, latents, g)
         if ctx.needs_input_grad[0]:
             rising: Entries = (tokens, latents, g) if ctx.rises else by_rising(tokens, latents, g)
-            grad_x = weighted_rows(*rising, weight.t(), len(x))
+            grad_x = weighted_rows(*rising, weight.t().contiguous(), len(x))
         if ctx.needs_input_grad[1]:  # the same with tokens and latents exchanged
             grad_weight = weighted_rows(*by_rising(latents, tokens, g), x, count).t()
-        if ctx.needs_input_grad[2]:
-            grad_bias = g.new_zeros(count).index_add_(0, latents, g)
-        return grad_x, grad_weight, grad_bias, None, None, None, None
+        if ctx.needs_input_grad[3]:  # Σ over the tokens of −grad_x, without it
+            grad_origin = -(weight @ grad_bias)
+        return grad_x, grad_weight, grad_bias, grad_origin, None, None, None, None
 
 
-def chosen(x: Tensor, weight: Tensor, bias: Tensor, entries: Entries, *, rises: bool) -> Tensor:
+def chosen(
+    x: Tensor, weight: Tensor, bias: Tensor, entries: Entries, *, rises: bool, origin: Tensor | None = None
+) -> Tensor:
     """Return entries of x·weight + bias, as given, with their gradient; neither pass makes a matrix (tokens, latents).
 
-    Weight (d, latents) is stored by latent: its transpose is contiguous. If tokens rise, backward sorts once less.
+    If tokens rise, backward sorts once less. x is taken as some inputs − origin (d,), where the origin is a constant in
+    x: its gradient costs a product of the weight with a vector.
     """
-    return _Chosen.apply(x, weight, bias, rises, *entries)  # type: ignore[no-any-return]
+    return _Chosen.apply(x, weight, bias, origin, rises, *entries)  # type: ignore[no-any-return]
 
 
 def fraction_unexplained(error: Tensor, target: Tensor, ranks: Ranks = HERE) -> Tensor:
@@ -116,6 +164,7 @@ def explained_by(
     most: int,
     count: int,
     ranks: Ranks,
+    origin: Tensor | None = None,
 ) -> Tensor:
     """Return `aux_k_loss`, where `of` and `weights` are those of this process, and `count` the dead on all of them."""
     residual = residual.detach()
@@ -124,8 +173,8 @@ def explained_by(
         encoder = Encoder(x, w_enc, b_enc, len(x), count, ranks)  # a row is a token, whatever their number elsewhere
         blocks = AXES["topk"].candidates(encoder, min(most, count), 1.0, None)
     at = entries(blocks)
-    values = chosen(x, w_enc, b_enc, at, rises=True).relu()
-    out = ranks.total(weighted_rows(*at[:2], values, w_dec, len(x)), ranks.latents)
+    values = chosen(x, w_enc, b_enc, at, rises=True, origin=origin).relu()
+    out = ranks.total(decoded(*at[:2], values, w_dec, len(x)), ranks.latents)
     return fraction_unexplained(residual - out, residual, ranks)
 
 
@@ -191,9 +240,10 @@ class SparseAutoencoderMetrics:
         self._ranks = Ranks(group, latent_group)
 
     @torch.no_grad()
-    def update(self, sae: Callable[[Tensor], Any], x: Tensor) -> None:
-        """Add a batch (…, d_in) and what an autoencoder, or a function like one, makes of it."""
-        out, ranks = sae(x), self._ranks
+    def update(self, sae: Callable[..., Any], x: Tensor, target: Tensor | None = None) -> None:
+        """Add a batch (…, d_in) and what an autoencoder, or a function like one, makes of it; a transcoder's target."""
+        out, ranks = sae(x) if target is None else sae(x, target), self._ranks
+        x = x if target is None else target
         code = out.code
         if getattr(getattr(sae, "ranks", ranks), "latents", []) != ranks.latents:
             raise ValueError("`latent_group` must be that of the autoencoder, whose latents are divided.")
@@ -259,3 +309,30 @@ class SparseAutoencoderMetrics:
         if not tokens:
             raise ValueError("Metrics need at least one token; got none: call `update` first.")
         return sums, tokens
+
+
+def geometric_median(points: Tensor, steps: int = 100) -> Tensor:
+    """Return the point with the least sum of distances to (points, d); (d,). Weiszfeld's iteration."""
+    center: Tensor = points.mean(0)
+    for _ in range(steps):
+        distance = (points - center).norm(dim=1).clamp(min=1e-12)
+        new: Tensor = (points / distance[:, None]).sum(0) / (1 / distance).sum()
+        if (new - center).norm() <= 1e-6 * distance.mean():
+            return new
+        center = new
+    return center
+
+
+def middle(rows: Tensor, k: float) -> tuple[Tensor, float]:
+    """Return the geometric median, and the power of two (it rounds nothing) that brings k latents to order 1."""
+    center = geometric_median(rows.double()).to(rows.dtype)
+    size = float(((rows - center).square().sum(1).mean() / k).sqrt())
+    return center, 2.0 ** round(math.log2(size)) if 0 < size < math.inf else 1.0
+
+
+def linear_map(x: Tensor, y: Tensor) -> Tensor:
+    """Return the matrix (d, e) that predicts y (n, e) best from x (n, d), by ridge regression."""
+    square = x.t() @ x
+    square.diagonal().add_(RIDGE * square.diagonal().mean().clamp(min=torch.finfo(torch.float32).tiny))
+    best: Tensor = torch.linalg.solve(square, x.t() @ y)
+    return best

@@ -1,6 +1,5 @@
-"""Sparse autoencoders: one selection on three axes."""
+"""Sparse autoencoders and transcoders: one selection on four axes."""
 
-import math
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -15,8 +14,9 @@ from ..._torch import reshard, warn_of_ranks
 from .. import selectors
 from .._precision import KeepsPrecision, shown, wide_dtype
 from . import _axes, _code, _files
-from ._axes import Activity, Block, Encoder
-from ._code import SparseAutoencoderOutput, by_rising, chosen, fraction_unexplained
+from ._activity import Activity
+from ._axes import Block, Encoder, Running
+from ._code import SparseAutoencoderOutput, by_rising, chosen, decoded, fraction_unexplained, linear_map, middle
 from ._files import Folder, SparseAutoencoderConfig
 from ._ranks import Ranks
 
@@ -28,10 +28,12 @@ class _Pass(NamedTuple):
     """Inputs on their way to a code."""
 
     inputs: Tensor  # (tokens, d_in), normalised if the config says so
-    centred: Tensor  # what the encoder sees, of order 1 for each active latent; (tokens, d_in)
+    centred: Tensor  # what the encoder sees, of order 1 for each active latent; (tokens, d_in); b_dec is constant in it
+    origin: Tensor | None  # b_dec, with its gradient, if inputs are centred by it
     encoder: Encoder
     blocks: list[Block]  # the entries that the selection is among
     preactivations: Tensor  # at those entries, (entries,), with their gradient
+    selected: Tensor  # their weights, (entries,)
     code: SparseCode
 
 
@@ -41,8 +43,8 @@ class SparseAutoencoder(KeepsPrecision):
     `x̂ = W_dec·z + b_dec`, where the rows of W_dec have length 1. A selector chooses what is active along the axis
     `config.kind`. Evaluation is hard whatever the selector: the k largest for "topk", else what exceeds a running
     threshold, so that the code of a token does not depend on its batch. In training mode, forward keeps count of what
-    is active. Codes are sparse: decoding reads the rows of active latents alone, and no pass holds a matrix (tokens,
-    latents).
+    is active. With `d_out`, it is a transcoder, which sees x itself and reconstructs a target. Codes are sparse:
+    decoding reads the rows of active latents alone, and no pass holds a matrix (tokens, latents).
 
     Args:
         config: the sizes and the losses.
@@ -64,6 +66,7 @@ class SparseAutoencoder(KeepsPrecision):
 
     temperature: Tensor
     scale: Tensor
+    input_scale: Tensor  # of a transcoder, whose inputs have another scale than its targets
 
     def __init__(
         self,
@@ -77,47 +80,70 @@ class SparseAutoencoder(KeepsPrecision):
         super().__init__()
         _check.instance("config", config, SparseAutoencoderConfig)
         self.config, self.selector, self.ranks = config, selector, Ranks(group, latent_group)
+        config.axis.check_selector(selector)
+        if config.axis.learns_threshold and latent_group is not None:
+            raise ValueError("`latent_group` must be None for learned thresholds, which are not divided.")
         n = config.latents
-        rows = nn.functional.normalize(torch.randn(n, config.d_in, generator=generator))[self.ranks.part(n)].clone()
+        rows = nn.functional.normalize(torch.randn(n, config.width, generator=generator))[self.ranks.part(n)].clone()
         # Stored by latent, as `chosen` wants it. FSDP2 takes contiguous parameters only, and a transposed copy a step.
-        self.W_enc = nn.Parameter(rows.clone().t() if group is None else rows.t().contiguous())
+        read = rows.clone() if config.d_out is None else torch.zeros(len(rows), config.d_in)
+        self.W_enc = nn.Parameter(read.t() if group is None else read.t().contiguous())
         self.b_enc = nn.Parameter(torch.zeros(len(rows)))
         self.W_dec = nn.Parameter(rows)
-        self.b_dec = nn.Parameter(torch.zeros(config.d_in))
+        self.b_dec = nn.Parameter(torch.zeros(config.width))
+        if config.axis.learns_threshold:
+            self.threshold = nn.Parameter(torch.zeros(len(rows)))
         self.k: float | nn.Parameter = nn.Parameter(torch.tensor(float(config.k))) if config.learn_k else config.k
         self.register_buffer("temperature", torch.tensor(float(config.temperature), dtype=wide_dtype()))
         self.register_buffer("scale", torch.ones((), dtype=wide_dtype()))
+        if config.d_out is not None:
+            self.register_buffer("input_scale", torch.ones((), dtype=wide_dtype()))
         self._least_k = 0.0
         self.activity = Activity(n, config.axis, config.zipf)
 
     @torch.no_grad()
-    def start(self, x: Tensor) -> Self:
+    def start(self, x: Tensor, target: Tensor | None = None) -> Self:
         """Take the scale of inputs, b_dec (their geometric median) and the size of W_enc from samples (…, d_in).
 
+        A transcoder takes b_dec from samples of its targets, and W_enc from the linear map that predicts them best.
         On many processes, give all of them the same samples; under FSDP2, call it before `fully_shard`.
         """
         inputs, _ = self._inputs(x)
-        if not len(inputs):
-            raise ValueError("`x` must have at least one row; got none.")
-        if (bad := ~inputs.isfinite().all(-1)).any():
-            got = f"{int(bad.sum())} of {len(bad)} rows that are not, first {int(bad.nonzero()[0])}"
-            raise ValueError(f"`x` must be finite in {inputs.dtype}; got {got}: leave them out.")
-        center = geometric_median(inputs.double()).to(inputs.dtype)
-        spread = (inputs - center).square().sum(1).mean() / _axes.number(self.k)
-        size = float(spread.sqrt())  # the scale is a power of two: it rounds nothing
-        self.scale.fill_(2.0 ** round(math.log2(size)) if 0 < size < math.inf else 1.0)
+        goals = self._goals(inputs, target)
+        for name, rows in (("x", inputs), ("target", goals)):
+            if not len(rows):
+                raise ValueError(f"`{name}` must have at least one row; got none.")
+            if (bad := ~rows.isfinite().all(-1)).any():
+                got = f"{int(bad.sum())} of {len(bad)} rows that are not, first {int(bad.nonzero()[0])}"
+                raise ValueError(f"`{name}` must be finite in {rows.dtype}; got {got}: leave them out.")
+        k = _axes.number(self.k)
+        center, size = middle(goals, k)
+        self.scale.fill_(size)
         self.b_dec.copy_(center / self.scale)
-        self.W_enc.copy_(self.W_dec.t())
-        centred = inputs / self.scale - self.b_dec
+        centred = wanted = goals / self.scale - self.b_dec
+        if self.config.d_out is None:
+            self.W_enc.copy_(self.W_dec.t())
+        else:
+            origin, size = middle(inputs, k)
+            self.input_scale.fill_(size)
+            centred = (inputs - origin) / self.input_scale
+            best_map = linear_map(centred.double(), wanted.double())
+            self.W_enc.copy_(best_map.to(self.W_dec.dtype) @ self.W_dec.t())
         ranks = self.ranks.only_latents()
-        encoder = Encoder(centred, self._encoder(), self._cast(self.b_enc), len(centred), self.config.latents, ranks)
-        blocks = self.config.axis.candidates(encoder, max(1, round(_axes.number(self.k))), 1.0, None)
+        encoder = Encoder(
+            centred, self._cast(self.W_enc), self._cast(self.b_enc), len(centred), self.config.latents, ranks
+        )
+        blocks = self.config.axis.candidates(encoder, max(1, round(k)), 1.0, None)
         tokens, latents, a = by_rising(*_axes.entries(blocks))
         out = weighted_rows(tokens, latents, a.relu(), self._cast(self.W_dec), len(centred))
         out = ranks.total(out, ranks.latents)
-        best = (centred * out).sum() / out.square().sum()  # the multiple that explains most
+        best = (wanted * out).sum() / out.square().sum()  # the multiple that explains most
         if best > 0:
             self.W_enc.mul_(best)
+        if self.config.d_out is not None:
+            self.b_enc.copy_(-(origin / self.input_scale) @ self._cast(self.W_enc))
+        if self.config.axis.learns_threshold:  # where k entries a token are active
+            self.threshold.fill_(float((best if best > 0 else 1.0) * a.min().clamp(min=0)))
         return self
 
     def encode(self, x: Tensor, *, generator: torch.Generator | None = None) -> SparseCode:
@@ -125,7 +151,7 @@ class SparseAutoencoder(KeepsPrecision):
         return self._encode(x, generator).code
 
     def decode(self, code: SparseCode | Tensor) -> Tensor:
-        """Decode a code, sparse or dense (…, latents), to (…, d_in)."""
+        """Decode a code, sparse or dense (…, latents), to (…, d_in), or (…, d_out) of a transcoder."""
         if isinstance(code, Tensor):
             _check.last_dim("code", code, len(self.b_enc))
             rows = code.reshape(-1, code.shape[-1])
@@ -133,23 +159,35 @@ class SparseAutoencoder(KeepsPrecision):
             code = SparseCode(rows[tokens, latents], tokens, latents, tuple(code.shape))
         return self._restored(self._decoded(code), code)
 
-    def forward(self, x: Tensor, *, generator: torch.Generator | None = None) -> SparseAutoencoderOutput:
-        """Return the reconstruction, code and losses of inputs (…, d_in); the generator is for a random selector."""
+    def forward(
+        self, x: Tensor, target: Tensor | None = None, *, generator: torch.Generator | None = None
+    ) -> SparseAutoencoderOutput:
+        """Return the reconstruction, code and losses of inputs (…, d_in); the generator is for a random selector.
+
+        A transcoder needs its target (…, d_out), like x; without one, use `decode(encode(x))`.
+        """
         c = self.config
-        inputs, centred, encoder, blocks, a, code = self._encode(x, generator)
-        out = self._decoded(code)
-        ranks = encoder.ranks
-        fvu = fraction_unexplained(inputs - out, inputs, ranks)
+        inputs, centred, origin, encoder, blocks, a, selected, code = self._encode(x, generator)
+        goals, ranks = self._goals(inputs, target), encoder.ranks
+        *inner, out = self._nested(code) if c.prefixes and self.training else [self._decoded(code)]
+        fvu = fraction_unexplained(goals - out, goals, ranks)
         loss, aux, multi = fvu, fvu.new_zeros(()), fvu.new_zeros(())
         if self.training:
             if not ranks:
                 what = {"batch": "BatchTopK", "feature": "Feature Choice"}.get(c.kind, "`SparseAutoencoder`'s loss")
                 warn_of_ranks(what, "Give `SparseAutoencoder` the `group=` that has the tokens of the batch.")
-            aux = self._aux_loss(centred, (inputs - out) / self.scale)
+            aux = self._aux_loss(centred, origin, (goals - out) / self.scale)
+            if inner:
+                loss = (fvu + sum(fraction_unexplained(goals - part, goals, ranks) for part in inner)) / (
+                    1 + len(inner)
+                )
+            if c.axis.learns_threshold:
+                l0 = ranks.total(selected.sum(), ranks.everyone) / max(1, encoder.tokens)
+                loss = loss + c.l0_weight * (l0 / c.k - 1).square()
             if c.multi_topk:
                 more = self._code(blocks, a, _axes.largest(blocks, MULTI), code.shape)
-                multi = fraction_unexplained(inputs - self._decoded(more), inputs, ranks)
-            loss = ranks.averaged(fvu + c.aux_weight * aux + c.multi_topk * multi)
+                multi = fraction_unexplained(goals - self._decoded(more), goals, ranks)
+            loss = ranks.averaged(loss + c.aux_weight * aux + c.multi_topk * multi)
             if c.learn_k:
                 loss = loss + c.k_cost * self.k
             self.activity.update(blocks, encoder)
@@ -172,6 +210,8 @@ class SparseAutoencoder(KeepsPrecision):
         """
         reshard(self)
         self.W_dec.div_(self.W_dec.norm(dim=1, keepdim=True).clamp(min=torch.finfo(self.W_dec.dtype).tiny))
+        if self.config.axis.learns_threshold:
+            self.threshold.clamp_(min=0)
         if isinstance(self.k, nn.Parameter):
             self.k.clamp_(self._least_k, self.config.latents)
 
@@ -185,6 +225,12 @@ class SparseAutoencoder(KeepsPrecision):
         The first process of the `group` writes. If latents are divided, or weights by FSDP2, call it on all processes:
         the parts are gathered.
         """
+        config, weights = self.weights()
+        name = getattr(self.selector, "__name__", "")
+        self.ranks.write(lambda: _files.save(folder, config, weights, name), self.b_dec)
+
+    def weights(self) -> tuple[SparseAutoencoderConfig, dict[str, Tensor]]:
+        """Return what evaluation needs: the config, and weights in the units of the inputs, as `save` writes them."""
         reshard(self)
         config = self.config
         if config.learn_k:
@@ -194,10 +240,12 @@ class SparseAutoencoder(KeepsPrecision):
         weights = {name: self.ranks.whole(getattr(self, name), config.latents, dim) for name, dim in dims.items()}
         weights["b_dec"] = self.ranks.whole(self.b_dec)
         weights |= {name: s * weights[name] for name in ("b_enc", "b_dec")}
+        if config.d_out is not None:
+            weights["W_enc"] = weights["W_enc"] * (s / self.input_scale)
         if config.axis.has_threshold:
-            weights["threshold"] = (s * self.activity.threshold).expand(config.latents)
-        selector = getattr(self.selector, "__name__", "")
-        self.ranks.write(lambda: _files.save(folder, config, weights, selector), self.b_dec)
+            weights["threshold"] = (s * self.ranks.whole(self._bounds)).expand(config.latents)
+        dtypes = {"threshold": weights.get("threshold", s).dtype}
+        return config, {name: t.detach().to(dtypes.get(name, self.W_dec.dtype)) for name, t in weights.items()}
 
     @classmethod
     def load(
@@ -209,14 +257,18 @@ class SparseAutoencoder(KeepsPrecision):
         latent_group: Group = None,
     ) -> Self:
         """Read what `save` wrote, at any number of processes; the model is in evaluation mode."""
-        config, weights = _files.read(folder)
-        sae = cls(config, selector=selector, group=group, latent_group=latent_group).to(weights["W_dec"].dtype)
+        return cls.from_weights(*_files.read(folder), selector=selector, group=group, latent_group=latent_group)
+
+    @classmethod
+    def from_weights(cls, config: SparseAutoencoderConfig, weights: dict[str, Tensor], **how: Any) -> Self:
+        """Make a model in evaluation mode of what `weights` returned; `how` is as for `load`."""
+        sae = cls(config, **how).to(weights["W_dec"].dtype)
         own = sae.ranks.part(config.latents)
         with torch.no_grad():
             for name, part in (("W_enc", (slice(None), own)), ("b_enc", own), ("W_dec", own), ("b_dec", ...)):
                 getattr(sae, name).copy_(weights[name][part])
             if config.axis.has_threshold:
-                threshold = sae.activity.threshold
+                threshold = sae._bounds
                 threshold.copy_(weights["threshold"][: threshold.numel()].view_as(threshold))
         return sae.eval()
 
@@ -228,15 +280,39 @@ class SparseAutoencoder(KeepsPrecision):
     def _encode(self, x: Tensor, generator: torch.Generator | None) -> _Pass:
         inputs, undo = self._inputs(x)
         ranks = self.ranks if self.training else self.ranks.only_latents()
-        centred = ranks.spread(inputs / self.scale - self.b_dec, ranks.latents)
-        weights = self._encoder(), self._cast(self.b_enc)
+        if self.config.d_out is None:
+            origin: Tensor | None = ranks.spread(self._cast(self.b_dec), ranks.latents)
+            centred = ranks.spread(inputs / self.scale, ranks.latents) - self.b_dec.detach()
+        else:
+            origin, centred = None, ranks.spread(inputs / self.input_scale, ranks.latents)
+        weights = self._cast(self.W_enc), self._cast(self.b_enc)
         at = (centred.detach(), weights[0].detach(), weights[1].detach())
         encoder = Encoder(*at, ranks.count(inputs), self.config.latents, ranks)
         blocks = self._blocks(encoder)
-        a = chosen(centred, *weights, _axes.entries(blocks), rises=self._rises)
-        shape = *x.shape[:-1], len(weights[1])
-        code = self._code(blocks, a, self._selected(blocks, a, generator), shape)
-        return _Pass(inputs, centred, encoder, blocks, a, code._replace(undo=undo))
+        a = chosen(centred, *weights, _axes.entries(blocks), rises=self._rises, origin=origin)
+        shape, selected = (*x.shape[:-1], len(weights[1])), self._selected(blocks, a, generator)
+        code = self._code(blocks, a, selected, shape)
+        return _Pass(inputs, centred, origin, encoder, blocks, a, selected, code._replace(undo=undo))
+
+    def _goals(self, inputs: Tensor, target: Tensor | None) -> Tensor:
+        """Return what is to be reconstructed, (tokens, d_out): the inputs, or a transcoder's target."""
+        if self.config.d_out is None:
+            if target is not None:
+                raise ValueError("`target` is for a transcoder, which has a `d_out`; an autoencoder has none.")
+            return inputs
+        if target is None:
+            raise ValueError("A transcoder needs `target`; got none: `decode(encode(x))` reconstructs without it.")
+        _check.scores(target, -1)
+        _check.last_dim("target", target, self.config.width)
+        goals = self._cast(target).reshape(-1, self.config.width)
+        if len(goals) != len(inputs):
+            raise ValueError(f"`target` must have as many tokens as `x`, {len(inputs)}; got {len(goals)}.")
+        return goals
+
+    @property
+    def _bounds(self) -> Tensor:
+        """The thresholds of evaluation, learned or running, in model units."""
+        return self.threshold if self.config.axis.learns_threshold else self.activity.threshold
 
     def _inputs(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """Return (tokens, d_in), each token with mean 0 and deviation 1 if that is wanted; and what undoes that."""
@@ -253,20 +329,17 @@ class SparseAutoencoder(KeepsPrecision):
         """Return t in the dtype to compute in, float32 for half precision."""
         return t.to(torch.promote_types(self.W_dec.dtype, torch.float32))
 
-    def _encoder(self) -> Tensor:
-        """Return W_enc, stored by latent."""
-        return self._cast(self.W_enc).t().contiguous().t()
-
     def _blocks(self, encoder: Encoder) -> list[Block]:
         """Return the entries that the selection is among."""
         c, count = self.config, encoder.tokens
         if not self.training:
-            return c.axis.active(encoder, self.k, self.activity.threshold)
+            return c.axis.active(encoder, self.k, self._cast(self._bounds.detach()))
         if count:
             self._least_k = min(c.latents, c.axis.least_k(count, c.latents))
         wanted = 1.0 if getattr(self.selector, "is_hard", False) else c.candidates
         k = self.ranks.shared(self.k, c.axis.groups(self.ranks))
-        return c.axis.candidates(encoder, k, max(wanted, MULTI if c.multi_topk else 1.0), self.activity.budgets)
+        running = Running(self.activity.budgets, self._cast(self._bounds.detach()), c.bandwidth)
+        return c.axis.candidates(encoder, k, max(wanted, MULTI if c.multi_topk else 1.0), running)
 
     @property
     def _rises(self) -> bool:
@@ -278,11 +351,10 @@ class SparseAutoencoder(KeepsPrecision):
         if not self.training or not (len(a) or self.ranks):
             return torch.ones_like(a)
         select = partial(self.selector, temperature=self.temperature.to(a.dtype), generator=generator)
-        rows = zip(a.split([block.values.numel() for block in blocks]), blocks, strict=True)
-        found = []
-        for part, block in rows:
-            more: dict[str, Any] = {"group": block.group} if block.group else {}
-            found.append(select(part.view_as(block.values), block.k, **more).flatten())
+        c, found = self.config, []
+        for part, block in zip(a.split([block.values.numel() for block in blocks]), blocks, strict=True):
+            scores, bounds = part.view_as(block.values), self._cast(self._bounds)
+            found.append(c.axis.select(select, scores, block, bounds, c.bandwidth).flatten())
         return torch.cat(found)
 
     def _code(self, blocks: list[Block], a: Tensor, selected: Tensor, shape: tuple[int, ...]) -> SparseCode:
@@ -292,40 +364,38 @@ class SparseAutoencoder(KeepsPrecision):
             tokens, latents, values = by_rising(tokens, latents, values)
         return SparseCode(values, tokens, latents, shape)
 
+    def _nested(self, code: SparseCode) -> list[Tensor]:
+        """Decode by the latents of each prefix and by all, (tokens, d_out) each; together this costs one decoding."""
+        c, outs = self.config, list[Tensor]()
+        ends, places = (*c.prefixes, c.latents), code.latents + self.ranks.part(c.latents).start
+        for low, high in zip((0, *ends), ends, strict=False):
+            at = ((places >= low) & (places < high)).nonzero().squeeze(1)
+            band = SparseCode(code.values[at], code.tokens[at], code.latents[at], code.shape)
+            outs.append(outs[-1] + self._decoded(band) - self.scale * self.b_dec if outs else self._decoded(band))
+        return outs
+
     def _decoded(self, code: SparseCode) -> Tensor:
-        """Decode to (tokens, d_in), still normalised if the inputs are."""
-        out = weighted_rows(code.tokens, code.latents, code.values, self._cast(self.W_dec), code.height)
+        """Decode to (tokens, d_out), still normalised if the inputs are."""
+        out = decoded(code.tokens, code.latents, code.values, self._cast(self.W_dec), code.height)
         return self.ranks.total(out, self.ranks.latents) + self.scale * self.b_dec
 
     def _restored(self, out: Tensor, code: SparseCode) -> Tensor:
         """Undo `layer_norm`, and give decoded tokens the shape of the inputs."""
         if code.undo is not None:
             out = out * code.undo[1] + code.undo[0]
-        shape = torch.Size((*code.shape[:-1], self.config.d_in))
+        shape = torch.Size((*code.shape[:-1], self.config.width))
         return out if out.shape == shape else out.view(shape)  # FSDP2 warns of views
 
-    def _aux_loss(self, centred: Tensor, residual: Tensor) -> Tensor:
+    def _aux_loss(self, centred: Tensor, origin: Tensor | None, residual: Tensor) -> Tensor:
         c = self.config
         if not c.aux_weight:
             return residual.new_zeros(())
         is_idle = self.dead()
         if c.underused:
             is_idle = _code.is_underused(self.activity.density, _axes.number(self.k), c.zipf or 1.0, c.underused)
-        of, most = is_idle[self.ranks.part(c.latents)].nonzero().squeeze(1), c.aux_k or max(1, c.d_in // 2)
+        of, most = is_idle[self.ranks.part(c.latents)].nonzero().squeeze(1), c.aux_k or max(1, c.width // 2)
         count = int(is_idle.sum()) if self.ranks.latents else len(of)
         if not count:
             return residual.new_zeros(())
-        weights = self._encoder(), self._cast(self.b_enc), self._cast(self.W_dec)
-        return _code.explained_by(centred, residual, of, weights, most, count, self.ranks)
-
-
-def geometric_median(points: Tensor, steps: int = 100) -> Tensor:
-    """Return the point with the least sum of distances to (points, d); (d,). Weiszfeld's iteration."""
-    center: Tensor = points.mean(0)
-    for _ in range(steps):
-        distance = (points - center).norm(dim=1).clamp(min=1e-12)
-        new: Tensor = (points / distance[:, None]).sum(0) / (1 / distance).sum()
-        if (new - center).norm() <= 1e-6 * distance.mean():
-            return new
-        center = new
-    return center
+        weights = self._cast(self.W_enc), self._cast(self.b_enc), self._cast(self.W_dec)
+        return _code.explained_by(centred, residual, of, weights, most, count, self.ranks, origin)
