@@ -1,8 +1,8 @@
 """Which routers of the installed transformers can `khot.hf.swap_routers` swap? Writes docs/tables/router-families.md.
 
 Each router is made from a configuration of its model, with random weights, and swapped. "own rule" is the route of khot
-that gives the router's own experts and weights, which says that scores, scales, biases and groups are understood; where
-there is none, the model scores its experts in another way. Some seconds.
+that gives the router's own experts and weights, which says that scores, scales, biases and groups are understood. Where
+khot has no such route, one is written here, and the table says what it does. Some seconds.
 """
 
 from __future__ import annotations
@@ -12,20 +12,65 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
 import khot.hf
 from benchmarks import common
 from khot.bench import markdown_table
 from khot.nn import routing
 
+
+def root_of_softplus(logits: Tensor, k: int, *, bias: Tensor) -> routing.Routing:
+    """DeepSeek-V4's: gates √softplus(x)."""
+    gates = softplus(logits.float()).sqrt()
+    indices = (gates + bias).topk(k, -1).indices
+    weights = gates.gather(-1, indices)
+    return routing.Routing(logits, weights / weights.sum(-1, keepdim=True), indices, gates)
+
+
+def biased_scores(logits: Tensor, k: int, *, bias: Tensor, normalize: bool = True) -> routing.Routing:
+    """Kolibri's: the bias is added to the scores, and not to the gates."""
+    gates, indices = logits.sigmoid(), (logits + bias).topk(k, -1).indices
+    weights = gates.gather(-1, indices)
+    total = weights.sum(-1, keepdim=True) if normalize else 1.0
+    return routing.Routing(logits, weights / total, indices, gates)
+
+
+def sparsemixer(logits: Tensor, k: int) -> routing.Routing:
+    """Phi's: each expert by a softmax over those near the best of the scores that are left."""
+    left, weights, indices = logits, [], []
+    for _ in range(k):
+        best, place = left.max(-1, keepdim=True)
+        is_far = (best - logits) / logits.abs().clamp(min=best) > 2 * JITTER
+        weights.append(left.masked_fill(is_far, -torch.inf).softmax(-1).gather(-1, place))
+        indices.append(place)
+        left = left.scatter(-1, place, -torch.inf)
+    return routing.Routing(logits, torch.cat(weights, -1), torch.cat(indices, -1), logits.softmax(-1))
+
+
+JITTER = 0.01
+"""Phi's `router_jitter_noise`."""
 RULES = (routing.softmax_topk, routing.sigmoid_gates)
+FOREIGN = {
+    root_of_softplus: "gates √softplus(x)",
+    biased_scores: "the bias added to scores, not to gates",
+    sparsemixer: "SparseMixer: a softmax over scores near the best",
+}
+"""Rules that khot has no route for."""
 SMALL = {"num_experts": 8, "num_local_experts": 8, "n_routed_experts": 8, "num_experts_per_tok": 2, "top_k_experts": 2}
 """For configurations whose default has no experts."""
+SIZES = SimpleNamespace(
+    hidden_size=32, num_local_experts=8, num_experts_per_tok=2, router_scaling_factor=2.5,
+    vision_config=SimpleNamespace(hidden_size=32), density_router_hidden_size=16,
+)  # fmt: skip
+"""For routers whose configuration differs from layer to layer, or has no sizes by default."""
 
 
 class Family(NamedTuple):
@@ -54,16 +99,19 @@ def routers() -> Iterator[tuple[str, type[nn.Module], nn.Module | str]]:
 def _made(cls: type[nn.Module], settings: dict[str, Any], base: type) -> nn.Module | str:
     """The router of the first configuration that has what it needs."""
     configs = [v for v in settings.values() if inspect.isclass(v) and issubclass(v, base) and v is not base]
-    for config in configs:
-        for options in ({}, SMALL):
-            try:
-                router = cls(config(**options))
-            except Exception:  # each configuration lacks other things
-                continue
-            if getattr(router, "top_k", 2) is None:
-                continue
+    for config, options, more in product(configs, ({}, SMALL), ((), (0,))):  # some want the number of their layer
+        try:
+            router = cls(config(**options), *more)
+        except Exception:  # each configuration lacks other things
+            continue
+        if getattr(router, "top_k", 2) is not None:
             return router
-    return "is not made from a configuration alone"
+    for sizes in ((SIZES,), (32, 8, 2)):
+        try:
+            return cls(*sizes)
+        except Exception as error:
+            why = f"cannot be made here: {error}"
+    return why
 
 
 @torch.no_grad()
@@ -80,7 +128,8 @@ def tried(model: str, cls: type[nn.Module], router: nn.Module | str) -> Family:
         khot.hf.swap_routers(nn.ModuleDict({"gate": router}), routing.sigma_topk)
     except ValueError as error:
         return Family(model, cls.__name__, "", _short(str(error)))
-    same = [rule.__name__ for rule in RULES if _is_own_rule(cls, router, rule)]
+    same = [f"`{rule.__name__}`" for rule in RULES if _is_own_rule(cls, router, rule)]
+    same = same or [f"none of khot's: {what}" for rule, what in FOREIGN.items() if _is_own_rule(cls, router, rule)]
     return Family(model, cls.__name__, ", ".join(same), "")
 
 
@@ -88,7 +137,10 @@ def _is_own_rule(cls: Any, router: Any, rule: Any) -> bool:
     width = next(p for p in router.parameters() if p.ndim == 2).shape[1]
     tokens = torch.randn(1, 64, width)
     bias = [torch.randn(router.num_experts) / 50] if _wants_bias(cls) else []
-    khot.hf.swap_routers(nn.ModuleDict({"gate": router}), rule)
+    try:
+        khot.hf.swap_routers(nn.ModuleDict({"gate": router}), rule)
+    except TypeError:  # it has no bias, which the rule needs
+        return False
     for hidden in (tokens[0], tokens):
         try:
             own, ours = cls.forward(router, hidden, *bias), router(hidden, *bias)
@@ -129,7 +181,7 @@ def table(found: list[Family]) -> str:
         "These are swapped; “own rule” is the route that gives the same experts and weights as the model's own code:",
         markdown_table(
             ["model", "router", "own rule"],
-            [[f"`{e.model}`", e.router, f"`{e.own_rule}`" if e.own_rule else "none of khot's"] for e in swapped],
+            [[f"`{e.model}`", e.router, e.own_rule or "not known"] for e in swapped],
         ),
     ]
     return "\n\n".join(parts) + "\n"

@@ -54,7 +54,7 @@ def test_a_biased_router():
     assert "bias" in router.state_dict()
     assert "bias" not in Router(16, 8, 2).state_dict()
     with pytest.raises(ValueError, match="takes a bias"):
-        Router(16, 8, 2, route=routing.softmax_topk, biased=True)
+        Router(16, 8, 2, route=routing.noisy_topk, biased=True)
 
 
 def plain(moe, found, x):

@@ -92,11 +92,15 @@ def test_softmax_is_that_over_the_chosen():
     torch.testing.assert_close(raw.weights, x.softmax(-1).topk(2, -1).values)
 
 
-def test_the_bias_of_sigmoid_gates_chooses_and_does_not_weigh():
+@pytest.mark.parametrize("route", [routing.sigmoid_gates, routing.softmax_topk])
+def test_a_bias_chooses_and_does_not_weigh(route):
     x, bias = logits(), torch.tensor([0.0] * 7 + [10.0])
-    found = routing.sigmoid_gates(x, 2, bias=bias, normalize=False)
+    found = route(x, 2, bias=bias, normalize=False)
     assert (found.indices == 7).any(-1).all()
-    torch.testing.assert_close(found.weights, x.sigmoid().gather(-1, found.indices))
+    torch.testing.assert_close(found.weights, route(x, 8, normalize=False).probs.gather(-1, found.indices))
+    masked = x.masked_fill(torch.arange(8) == 7, -torch.inf)
+    assert (route(masked, 2, bias=bias).indices != 7).all()  # whatever the bias
+    assert torch.equal(route(x, 2, bias=torch.zeros(8)).indices, route(x, 2).indices)
 
 
 def test_samples_have_the_probabilities_of_sigma():
@@ -331,6 +335,14 @@ def test_measures_of_load():
     assert routing.routing_entropy(found) == pytest.approx(math.log(4))
 
 
+def test_losses_of_many_routings_at_once():
+    """Loads were counted by an operation that torch.vmap cannot batch."""
+    found = routing.softmax_topk(logits(60).view(3, 20, 8), 2)
+    for loss in (routing.load_balance_loss, routing.importance_loss, routing.z_loss):
+        each = [loss(routing.Routing(*parts)) for parts in zip(*found, strict=True)]
+        torch.testing.assert_close(torch.vmap(loss)(found), torch.stack(each))
+
+
 def test_losses_are_least_when_all_is_even():
     even = made([[0, 1], [2, 3]])
     assert float(routing.load_balance_loss(even)) == pytest.approx(1)
@@ -344,12 +356,14 @@ def test_losses_are_least_when_all_is_even():
     assert float(routing.z_loss(made([[0]], probs=torch.zeros(1, 4)))) == pytest.approx(math.log(4) ** 2)
 
 
-@pytest.mark.parametrize("route", [routing.sigmoid_gates, routing.sigma_topk])
-def test_the_bias_evens_the_load_out(route):
+@pytest.mark.parametrize(
+    ("route", "rate"), [(routing.sigmoid_gates, 0.02), (routing.softmax_topk, 0.002), (routing.sigma_topk, 0.02)]
+)
+def test_the_bias_evens_the_load_out(route, rate):
     x, bias = logits(2000) + torch.tensor([4.0] + [0.0] * 7), torch.zeros(8)
     before = routing.max_violation(route(x, 2, bias=bias))
     for _ in range(300):
-        routing.update_bias(bias, route(x, 2, bias=bias), rate=0.02)
+        routing.update_bias(bias, route(x, 2, bias=bias), rate=rate)
     after = routing.max_violation(route(x, 2, bias=bias))
     assert before > 1
     assert after < 0.2

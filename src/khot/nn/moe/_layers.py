@@ -25,7 +25,7 @@ class Router(KeepsPrecision):
         num_experts: n.
         k: experts for each token.
         route: how scores become a routing: a function of `khot.nn.routing`, or any other `khot.nn.routing.Route`.
-        biased: keep a `bias` buffer and choose by it (`sigmoid_gates`, `sigma_topk`); call
+        biased: keep a `bias` buffer and choose by it (`sigmoid_gates`, `softmax_topk`, `sigma_topk`); call
             `khot.nn.routing.update_bias(router.bias, routing)` after each step of the optimiser. The bias stays in
             float32 or wider when the router is cast, because its steps are small.
 

@@ -136,7 +136,7 @@ def balanced_sigma_topk(
     return present(sigma_topk(logits, k, temperature=temperature, bias=bias, generator=generator, **how), mask)
 
 
-def softmax_topk(logits: Tensor, k: int, *, normalize: bool = True) -> Routing:
+def softmax_topk(logits: Tensor, k: int, *, bias: Tensor | None = None, normalize: bool = True) -> Routing:
     """Choose the k largest of a softmax, as in Mixtral; normalised, it is a softmax over the chosen alone.
 
     Then scores of experts that are not chosen get no gradient: `w = softmax(KeepTopK(logits))`.
@@ -144,6 +144,7 @@ def softmax_topk(logits: Tensor, k: int, *, normalize: bool = True) -> Routing:
     Args:
         logits: (…, n).
         k: experts for each token.
+        bias: (n), added to the softmax for the choice, and not to the weights, as in Ernie 4.5; see `update_bias`.
         normalize: divide the weights by their sum, as `norm_topk_prob` does; with k = 1 they are 1 then.
 
     Returns:
@@ -154,8 +155,9 @@ def softmax_topk(logits: Tensor, k: int, *, normalize: bool = True) -> Routing:
         tensor([0.7311, 0.2689])
     """
     logits, k = checked(logits, k)
-    indices = logits.detach().topk(k, -1).indices  # of the scores: probabilities may underflow
-    return _weighted(logits, logits, logits.softmax(-1), indices, normalize)
+    probs = logits.softmax(-1)
+    wanted = logits.detach() if bias is None else _with_bias(logits, probs, bias)  # probabilities may underflow
+    return _weighted(logits, logits, probs, wanted.topk(k, -1).indices, normalize)
 
 
 def sigmoid_gates(logits: Tensor, k: int, *, bias: Tensor | None = None, normalize: bool = True) -> Routing:
@@ -177,11 +179,15 @@ def sigmoid_gates(logits: Tensor, k: int, *, bias: Tensor | None = None, normali
         tensor([1])
     """
     logits, k = checked(logits, k)
-    check_bias(bias, logits.shape[-1])
     gates = logits.sigmoid()
-    wanted = gates.detach() if bias is None else gates.detach() + bias.detach()
-    wanted = wanted.masked_fill(logits == -torch.inf, -torch.inf)  # whatever the bias
-    return _weighted(logits, logsigmoid(logits), gates, wanted.topk(k, -1).indices, normalize)
+    return _weighted(logits, logsigmoid(logits), gates, _with_bias(logits, gates, bias).topk(k, -1).indices, normalize)
+
+
+def _with_bias(logits: Tensor, probs: Tensor, bias: Tensor | None) -> Tensor:
+    """Return what to choose by: probabilities plus the bias, and −inf where the score is, whatever the bias."""
+    check_bias(bias, logits.shape[-1])
+    wanted = probs.detach() if bias is None else probs.detach() + bias.detach()
+    return wanted.masked_fill(logits == -torch.inf, -torch.inf)
 
 
 def _weighted(logits: Tensor, log_probs: Tensor, probs: Tensor, indices: Tensor, normalize: bool) -> Routing:

@@ -176,8 +176,8 @@ def load(routing: Routing, *, group: Group = None) -> Tensor:
         >>> load(khot.nn.routing.softmax_topk(torch.eye(3)[:2], 1))
         tensor([1, 1, 0])
     """
-    n = routing.probs.shape[-1]
-    counts = torch.bincount(routing.indices.reshape(-1), minlength=n + 1)[:n]
+    n, chosen = routing.probs.shape[-1], routing.indices.reshape(-1)
+    counts = chosen.new_zeros(n + 1).scatter_add(0, chosen, torch.ones_like(chosen))[:n]
     return counts if group is None else over(group, "").sum(counts)
 
 
@@ -258,7 +258,7 @@ def update_bias(bias: Tensor, routing: Routing, *, rate: float = 1e-3, group: Gr
     Call it after each step of the optimiser. It is ascent, by sign, on the price of a load constraint.
 
     Args:
-        bias: (n), that `sigmoid_gates` or `sigma_topk` chose by.
+        bias: (n), that `sigmoid_gates`, `softmax_topk` or `sigma_topk` chose by.
         routing: as for `load`.
         rate: the size of a step.
         group: as for `load`; without it, the biases of processes under DDP drift apart.
