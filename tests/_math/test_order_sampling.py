@@ -1,4 +1,5 @@
 import math
+from functools import partial
 from itertools import combinations, permutations
 
 import mpmath as mp
@@ -78,11 +79,15 @@ def test_the_noises_are_accurate_in_both_tails(z):
             for function, value in zip(noise[:3], values, strict=True):
                 got = function(tensor(z)).item()
                 assert got == pytest.approx(float(value), rel=1e-13, abs=1e-15)
+            log_cdf, log_sf, log_hazard = values
+            logs = log_sf, log_cdf, log_hazard + log_sf
+            for got, log in zip(noise.parts(tensor(z)), logs, strict=True):
+                assert got.item() == pytest.approx(float(mp.exp(log)), rel=1e-13, abs=1e-300)
 
 
 @NOISES
 def test_the_derivatives_of_the_noises_are_finite(noise: Noise):
-    for function in noise[:3]:
+    for function in (*noise[:3], lambda z: torch.stack(noise.parts(z))):
         z = tensor([-1e4, -710.0, -700.0, -36.0, 0.0, 0.36651292058166435, 36.0, 710.0, 1e4]).requires_grad_()
         function(z).sum().backward()
         assert z.grad.isfinite().all()
@@ -296,17 +301,14 @@ def test_inclusion_of_few_items_by_their_sets(n, scale, monkeypatch):
 
 @NOISES
 @pytest.mark.parametrize("spread", [0.3, 2.0, 30.0])
-def test_three_ways_to_the_inclusions_agree(noise: Noise, spread):
-    """Sets one by one, counts item by item and the count's spectrum; the first by enumeration to 1e-13 elsewhere."""
+def test_sets_one_by_one_and_the_integral_agree(noise: Noise, spread):
     scores = spread * torch.randn(5, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     scores[0, 3] = -torch.inf
     k = torch.tensor([1.0, 3.0, 4.0, 6.0, 8.0], dtype=torch.float64)
-    found = [order_sampling._counted(noise, scores, k), order_sampling._inclusion(noise, scores, k)]
+    found = order_sampling._integrated(noise, scores, k)
+    torch.testing.assert_close(found.sum(-1), k, rtol=0, atol=2e-12)
     if noise is GUMBEL:
-        found.append(order_sampling._listed(noise, scores, k))
-    for other in found[1:]:
-        torch.testing.assert_close(found[0], other, rtol=0, atol=2e-12)
-    torch.testing.assert_close(found[0].sum(-1), k, rtol=0, atol=1e-11)
+        torch.testing.assert_close(found, order_sampling._listed(noise, scores, k), rtol=0, atol=1e-12)
 
 
 @NOISES
@@ -315,17 +317,57 @@ def test_inclusions_of_many_rows_are_taken_by_parts(noise: Noise, monkeypatch):
     k = torch.full((7,), 5)
     whole = inclusion(noise, scores, k)
     (slope,) = torch.autograd.grad(whole[:, 0].square().sum(), scores)
-    monkeypatch.setattr(order_sampling, "COUNTED_AT_ONCE", 1 << 14)
+    monkeypatch.setattr(order_sampling, "AT_ONCE", 1 << 11)
     parts = inclusion(noise, scores, k)
     torch.testing.assert_close(parts, whole, rtol=0, atol=1e-13)
     torch.testing.assert_close(torch.autograd.grad(parts[:, 0].square().sum(), scores)[0], slope, rtol=0, atol=1e-12)
 
 
 @NOISES
-@pytest.mark.parametrize(("n", "k", "spread"), [(40, 24, 1.0), (90, 30, 0.1), (60, 12, 3.0)])
-def test_narrow_windows_take_nodes_enough(noise: Noise, n, k, spread):
+@pytest.mark.parametrize(("n", "k"), [(6, 2), (30, 12), (150, 70)])
+def test_gradients_of_inclusions(noise: Noise, n, k):
+    """By products and by a spectrum: central differences, and rows of the Jacobian that sum to 0."""
+    scores, size = normal(1, n, seed=n).requires_grad_(), tensor([k])
+    direction, weight = normal(1, n, seed=1), normal(1, n, seed=2)
+    law = partial(order_sampling._integrated, noise)
+    (slope,) = torch.autograd.grad((law(scores, size) * weight).sum(), scores)
+    with torch.no_grad():
+        ends = [(law(scores + h * direction, size) * weight).sum() for h in (1e-4, -1e-4)]
+    assert abs((slope * direction).sum() - (ends[0] - ends[1]) / 2e-4) < 1e-7
+    assert abs(slope.sum()) < 1e-12
+
+
+@NOISES
+@pytest.mark.parametrize(("n", "k", "spread"), [(4, 2, 1.0), (40, 24, 1.0), (90, 30, 0.1), (60, 12, 3.0), (300, 90, 2)])
+def test_nodes_are_enough(noise: Noise, n, k, spread, monkeypatch):
     """With nodes for the width of the window alone, the sum of 64 items was off by 1e-5."""
     scores = spread * torch.randn(2, n, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     size = torch.full((2,), float(k), dtype=torch.float64)
-    expected = order_sampling._inclusion(noise, scores, size)
-    torch.testing.assert_close(order_sampling._counted(noise, scores, size), expected, rtol=0, atol=1e-12)
+    found = order_sampling._integrated(noise, scores, size)
+    monkeypatch.setattr(order_sampling, "RARE", 44.0)
+    torch.testing.assert_close(found, order_sampling._integrated(noise, scores, size), rtol=0, atol=1e-12)
+    monkeypatch.setattr(order_sampling, "RARE", 8.0)
+    assert (order_sampling._integrated(noise, scores, size) - found).abs().max() > 1e-8
+
+
+@NOISES
+def test_an_inclusion_against_mpmath(noise: Noise):
+    """∫ f(y − s_i) P(fewer than k of the others are above y) dy, with 30 digits."""
+    scores, k = [0.3, -1.2, 2.0, 0.0, 0.9, 0.5, -0.4], 3
+
+    def parts(z):
+        below = mp.exp(-mp.exp(-z)) if noise is GUMBEL else 1 / (1 + mp.exp(-z))
+        return below, mp.exp(-z) * below if noise is GUMBEL else below * (1 - below)
+
+    def density(y, i):
+        law = [mp.mpf(1)] + [mp.mpf(0)] * k
+        for j, s in enumerate(scores):
+            below = parts(y - s)[0]
+            if j != i:
+                law = [below * a + (1 - below) * b for a, b in zip(law, [mp.mpf(0), *law], strict=False)]
+        return parts(y - scores[i])[1] * sum(law[:k])
+
+    with mp.workdps(30):
+        expected = [float(mp.quad(partial(density, i=i), list(range(-8, 60, 2)))) for i in (1, 4)]
+    got = order_sampling._integrated(noise, tensor([scores]), tensor([k]))[0, [1, 4]]
+    torch.testing.assert_close(got, tensor(expected), rtol=0, atol=1e-13)

@@ -9,7 +9,7 @@ from torch.distributions import Categorical, MixtureSameFamily
 
 import khot
 from khot import estimators
-from khot._math import high_entropy, order_sampling
+from khot._math import counts, high_entropy, order_sampling
 from khot.designs import Brewer, ConditionalPoisson, Pareto, Pivotal, PlackettLuce, RelaxedKHot, Sampford, Systematic
 
 THETA = torch.tensor([0.9, -0.4, 0.3, -1.1, 0.2], dtype=torch.float64)
@@ -102,12 +102,17 @@ def test_a9_more_subsets_than_can_be_printed():
     assert reward.isfinite()
 
 
-def test_a10_batches_of_inclusions_do_not_take_a_spectrum(monkeypatch):
-    """What took 1 ms a row is listed for few items, and counted for more."""
-    monkeypatch.setattr(order_sampling, "_inclusion", None)
-    for n, k in ((8, 2), (64, 8), (64, 32)):
-        mean = PlackettLuce(logits=torch.randn(3, n, dtype=torch.float64, generator=generator()), k=k).mean
-        torch.testing.assert_close(mean.sum(-1), torch.full((3,), float(k), dtype=torch.float64), rtol=0, atol=1e-10)
+def test_a10_batches_of_inclusions_take_few_nodes_and_few_terms(monkeypatch):
+    """What took 1 ms a row of 8, 4 to 8 of 64 and 280 of 4096 is listed for few items, and takes 50 nodes for more."""
+    seen = []
+    chance = order_sampling.chance_of_others
+    monkeypatch.setattr(order_sampling, "chance_of_others", lambda a, *of: seen.append(a.shape) or chance(a, *of))
+    monkeypatch.setattr(counts, "by_products", None)
+    for n, k in ((8, 2), (4096, 64), (4096, 2048)):
+        mean = PlackettLuce(logits=torch.randn(2, n, dtype=torch.float64, generator=generator()), k=k).mean
+        torch.testing.assert_close(mean.sum(-1), torch.full((2,), float(k), dtype=torch.float64), rtol=0, atol=1e-10)
+    assert all(n == 4096 and nodes <= 2 * 50 for n, nodes in seen)
+    assert seen
 
 
 def test_a11_smaller_ones():

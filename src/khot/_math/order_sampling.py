@@ -16,11 +16,11 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 import torch
-from numpy.polynomial.legendre import leggauss
 from torch import Tensor
 from torch.nn.functional import logsigmoid, pad
 from torch.utils.checkpoint import checkpoint
 
+from .counts import RARE, chance_of_others
 from .noise import Uniform, gumbel_quantile, inside
 
 # (scores (…, n), k (…), mask) → k-hot (…, n): `khot.ops.hard_topk`, which the caller gives
@@ -31,10 +31,8 @@ FAR = 36.0  # e^−FAR of the mass may be lost, at each of: the window's ends, t
 STEP = math.pi**2 / FAR
 NODES, MOST_NODES = 128, 1 << 15
 MOST_LISTED = 1 << 12  # sets, of items drawn so far
-MOST_COUNTED = 48  # items to draw, above which a spectrum takes less time
-COUNTED_AT_ONCE = 1 << 22  # numbers to hold
-PANEL = 12.0  # of a window that one rule of Gauss covers
-CLOSE = 0.1  # how exactly the ends of a window are found
+AT_ONCE = 1 << 18  # nodes times items of rows that are summed together
+CLOSE = 0.03  # how exactly the ends of a window are found
 CHUNK = 1 << 17  # how many numbers a tensor may hold while nodes are summed: few enough for the cache
 GONE = 300.0  # so far out that log F(GONE), log(1 − F(−GONE)) and h(−GONE) are as good as 0, yet no underflow
 OUT_OF_REACH = 1e4  # a gap that noise does not cross
@@ -47,8 +45,8 @@ class Noise(NamedTuple):
     log_cdf: Callable[[Tensor], Tensor]
     log_sf: Callable[[Tensor], Tensor]  # log(1 − F)
     log_hazard: Callable[[Tensor], Tensor]  # log(f/(1 − F))
-    log_density: Callable[[Tensor], Tensor]  # log f
     quantile: Callable[[Tensor], Tensor]  # F⁻¹; finite for u in (0, 1], as (j + ½)·2⁻⁵³ may round to 1
+    parts: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]  # 1 − F, F, f
 
 
 def _clock(z: Tensor) -> Tensor:
@@ -56,7 +54,7 @@ def _clock(z: Tensor) -> Tensor:
     return z.clamp(min=-700.0).neg().exp()
 
 
-def _gumbel_parts(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _gumbel_logs(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return u; log(1 − e^−u) for u ≥ log 2; and log((1 − e^−u)/u) for u ≤ log 2, where log u is more exact than u."""
     u = _clock(z)
     small = u.clamp(1e-30, LOG_2)
@@ -64,12 +62,12 @@ def _gumbel_parts(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _gumbel_log_sf(z: Tensor) -> Tensor:
-    u, large, small = _gumbel_parts(z)
+    u, large, small = _gumbel_logs(z)
     return torch.where(u > LOG_2, large, small - z)
 
 
 def _gumbel_log_hazard(z: Tensor) -> Tensor:
-    u, large, small = _gumbel_parts(z)
+    u, large, small = _gumbel_logs(z)
     return -u - torch.where(u > LOG_2, large + z, small)
 
 
@@ -77,10 +75,19 @@ def _logistic_quantile(u: Tensor) -> Tensor:
     return torch.log(u) - torch.log1p(-u.clamp(max=1 - 2.0**-53))
 
 
-GUMBEL = Noise(lambda z: -_clock(z), _gumbel_log_sf, _gumbel_log_hazard, lambda z: -_clock(z) - z, gumbel_quantile)
-LOGISTIC = Noise(
-    logsigmoid, lambda z: logsigmoid(-z), logsigmoid, lambda z: logsigmoid(z) + logsigmoid(-z), _logistic_quantile
-)
+def _gumbel_parts(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    u = _clock(z)
+    below = torch.exp(-u)
+    return -torch.expm1(-u), below, u * below
+
+
+def _logistic_parts(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    below, above = torch.sigmoid(z), torch.sigmoid(-z)
+    return above, below, above * below
+
+
+GUMBEL = Noise(lambda z: -_clock(z), _gumbel_log_sf, _gumbel_log_hazard, gumbel_quantile, _gumbel_parts)
+LOGISTIC = Noise(logsigmoid, lambda z: logsigmoid(-z), logsigmoid, _logistic_quantile, _logistic_parts)
 
 
 def log_prob(noise: Noise, scores: Tensor, k: Tensor, subset: Tensor) -> Tensor:
@@ -179,7 +186,7 @@ def inclusion(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
         random, size = torch.where(is_random, scores, -torch.inf)[rows], k[rows].to(scores.dtype)
         most = int(size.max())
         is_short = noise is GUMBEL and _is_short(scores.shape[-1], most)
-        law = _listed if is_short else _counted if most <= MOST_COUNTED else _inclusion
+        law = _listed if is_short else _integrated
         result[rows] += law(noise, random, size)
     return result
 
@@ -213,177 +220,90 @@ def _listed(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
     return torch.empty_like(s).scatter_(-1, order, torch.cat(parts).clamp(0.0, 1.0))
 
 
-def _counted(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
-    """Compute `_inclusion` item by item, O(nk) for each node, without a difference: for small k.
+def _integrated(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
+    """Compute `inclusion` for (r, n) rows of which more than k ≥ 1 are random; the others are −inf.
 
-    π_i = ∫ f(y − s_i) P(fewer than k of the others are above y) dy. The chance goes from 0 to 1 in a window, in which
-    Gauss' rule takes the integral; right of it there is 1 − F. The number above is counted forth up to item i, and back
-    from the last one.
+    With g_i(y) = P(k − 1 of the others are above y), h = Σ f_i g_i is the density of the k-th largest score, and
+    π_i = ∫ P(i is above y) (f_i g_i + h) dy. Rows with about as many nodes are taken together.
     """
     s, order = _close_gaps(scores, k)
-    most, n = int(k.max()), s.shape[-1]
     with torch.no_grad():
-        low, high = _window(noise, s, k)
-    wide = (high - low).argsort(descending=True)  # rows of a part have about as many nodes
-
-    def at(y: Tensor, s: Tensor, k: Tensor) -> Tensor:
-        """Return the density times that chance, (n, m), for m nodes y, the k of each, and the scores (n, m)."""
-        z = y - s
-        log_below = noise.log_cdf(z)
-        below, above = log_below.exp(), -torch.expm1(log_below)
-        count = torch.arange(most, device=s.device)[:, None]
-        before = [(count == 0).to(s.dtype).expand(most, len(y))]
-        for q, p in zip(below[:-1], above[:-1], strict=True):
-            before.append(q * before[-1])
-            before[-1][1:].addcmul_(p, before[-2][:-1])
-        fewer, chance = (count < k).to(s.dtype), []  # of those after i, than k less the count
-        for q, p, counted in zip(below.flip(0), above.flip(0), before[::-1], strict=True):
-            chance.append((counted * fewer).sum(0))
-            after = q * fewer
-            after[:-1].addcmul_(p, fewer[1:])
-            fewer = after
-        return torch.stack(chance[::-1]) * noise.log_density(z).exp()
-
+        low, high, counts = _nodes(noise, s, k)
+        counted = counts.argsort(descending=True)
     parts: list[Tensor] = []
     while (start := sum(map(len, parts))) < len(s):
-        place, weight = _gauss_rule(float((high - low)[wide[start]]))
-        rows = wide[start : start + max(COUNTED_AT_ONCE // (n * most * len(place)), 1)]
-        part, reach = s[rows], (high - low)[rows]
-        y = (low[rows, None] + reach[:, None] * place.to(s.device)).flatten()
-        nodes = (part.mT.repeat_interleave(len(place), 1), k[rows].repeat_interleave(len(place)))
-        each = made_anew(at, 1 + (len(rows) < len(s)), y, *nodes)
-        inside = (each.view(n, len(rows), -1) @ weight.to(s.device) * reach).mT
-        parts.append(inside + noise.log_sf(high[rows, None] - part).exp())
-    result = torch.cat(parts)[wide.argsort()]
+        count = int(counts[counted[start]])
+        rows = counted[start : start + max(AT_ONCE // (s.shape[-1] * count), 1)]
+        place = torch.linspace(0, 1, count, dtype=s.dtype, device=s.device)
+        y = torch.lerp(low[rows, None], high[rows, None], place)
+        parts.append(made_anew(partial(_summed, noise), 1 + (len(rows) < len(s)), y, s[rows], k[rows]))
+    result = torch.cat(parts)[counted.argsort()]
     return torch.empty_like(s).scatter_(-1, order, result.clamp(0.0, 1.0))
 
 
-def _gauss_rule(width: float) -> tuple[Tensor, Tensor]:
-    """Return nodes in [0, 1] and weights of Gauss' rule, in equal panels, for an interval as wide as that.
-
-    In a panel of half-width h it errs by ρ^(−2 nodes), log ρ = asinh(a/h), for what is bounded for |Im y| ≤ a = π/2;
-    and FAR nodes do for a bell curve that falls by e^−FAR.
-    """
-    panels = math.ceil(width / PANEL)
-    nodes = math.ceil(math.hypot(FAR, FAR / (2 * math.asinh(math.pi * panels / width))))
-    at, weight = (torch.from_numpy(t) / 2 for t in leggauss(nodes))
-    starts = torch.arange(panels, dtype=torch.float64)[:, None]
-    return ((starts + at + 0.5) / panels).flatten(), (weight / panels).repeat(panels)
+def _summed(noise: Noise, y: Tensor, s: Tensor, k: Tensor) -> Tensor:
+    """Take the integral for each i at the nodes y (r, m); (r, n)."""
+    z = (y - s.mT.unsqueeze(-1)).flatten(1)  # (n, r m): long rows for each item
+    above, below, f = noise.parts(z)
+    both = f * chance_of_others(above, below, k.repeat_interleave(y.shape[-1]))
+    kth = both.sum(0)
+    total = (above * (both + kth)).view(len(z), *y.shape).sum(-1)
+    # The mass is 1/spacing, but for roundings that `total` shares.
+    return (total / kth.view(y.shape).sum(-1)).mT
 
 
-def _inclusion(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
-    """Compute `inclusion` for (r, n) rows of which more than k ≥ 1 are random; the others are −inf."""
-    s, order = _close_gaps(scores, k)
-    total, mass = torch.zeros_like(s), torch.zeros_like(s)
-    with torch.no_grad():
-        row, y = _inclusion_nodes(noise, s, k)
-
-    def at(y: Tensor, s: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        z = y.unsqueeze(-1) - s
-        log_below = noise.log_cdf(z)
-        above = -torch.expm1(log_below)
-        density = _kth_of_others(noise.log_density(z).exp(), above, log_below.exp(), k)
-        return density, above * density
-
-    chunks = _chunks(len(row), s[0].expand(min(s.shape[-1], 50), -1))
-    for part in chunks:
-        r = row[part]
-        density, both = made_anew(at, len(chunks), y[part], s[r], k[r])
-        mass.index_add_(0, r, density)
-        total.index_add_(0, r, both)
-    # The mass is 1/spacing, but for the rounding of Π φ, which `total` shares.
-    return torch.empty_like(total).scatter_(-1, order, (total / mass).clamp(0.0, 1.0))
+def _nodes(noise: Noise, s: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return from where to where nodes stand for each row, and how many; all (r)."""
+    low, high = _window(noise, s, k)
+    # The peak is as wide as the inverse root of Fisher's information about y in who is above it. On a bell curve of
+    # width w the rule errs by e^(−2 (πw/h)²), and where the density is e^−r, an error e^r times as large will do.
+    points = 10 + math.ceil(float((high - low).max()))
+    need = torch.zeros_like(low)
+    for i in _chunks(points + 1, s):
+        z = (low.unsqueeze(-1) + ((high - low) / points).unsqueeze(-1) * i).unsqueeze(-1) - s.unsqueeze(-2)
+        above, below, f = noise.parts(z)
+        information = (f.square() / (above * below).clamp(min=1e-300)).sum(-1)
+        variance, rarity = (above * below).sum(-1), _rarity(above, below, k.unsqueeze(-1))[1]
+        bell = 0.6 + 0.3 * variance.square() / (variance.square() + 16)  # a peak of few items is less of a bell
+        need = torch.maximum(need, (information * (RARE - rarity).clamp(min=0.0) / bell.square()).amax(-1))
+    spacing = (math.pi * (2 / need).sqrt()).clamp(max=math.pi**2 / RARE)
+    return low, high, ((high - low) / spacing).ceil().long() + 1
 
 
 def _close_gaps(scores: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """Return the scores in falling order, relative to the k-th, with gaps cut to what noise may cross; and that order.
 
-    Then no window is wider than a few gaps, however far apart the scores are, and no chance changes by e^−FAR.
+    Then no window is wider than a few gaps, however far apart the scores are, and no chance changes by e^−RARE.
     """
     s, order = scores.sort(-1, descending=True)
-    gaps = (s[:, :-1] - s[:, 1:]).clamp(max=FAR + 10 + math.log(s.shape[-1])).nan_to_num(0.0)  # NaN: −inf − −inf
+    gaps = (s[:, :-1] - s[:, 1:]).clamp(max=RARE + 10 + math.log(s.shape[-1])).nan_to_num(0.0)  # NaN: −inf − −inf
     depth = pad(gaps.cumsum(-1), (1, 0))
     closed = depth.gather(-1, k.long().unsqueeze(-1) - 1) - depth
     return torch.where(s.isfinite(), closed, s), order
 
 
 def _window(noise: Noise, s: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Return where the k-th largest of each row (r, n) lies but for a chance of e^−FAR: from y to y, both (r)."""
-    reach = torch.where(s.isfinite(), s.abs(), 0.0).amax(-1, keepdim=True) + FAR + math.log(s.shape[-1]) + 5
+    """Return where the k-th largest of each row (r, n) lies but for a chance of e^−RARE: from y to y, both (r)."""
+    reach = torch.where(s.isfinite(), s.abs(), 0.0).amax(-1, keepdim=True) + RARE + math.log(s.shape[-1]) + 5
     sides = torch.tensor([-1.0, 1.0], dtype=s.dtype, device=s.device)
     outer, inner = sides * reach, -sides * reach
     for _ in range(math.ceil(math.log2(float(reach.max()) / CLOSE))):
         y = (outer + inner) / 2
-        excess, rarity = _rarity(noise, y.unsqueeze(-1) - s.unsqueeze(-2), k.unsqueeze(-1))
-        is_far = (rarity > FAR) & (excess * sides < 0)
+        above, below, _ = noise.parts(y.unsqueeze(-1) - s.unsqueeze(-2))
+        excess, rarity = _rarity(above, below, k.unsqueeze(-1))
+        is_far = (rarity > RARE) & (excess * sides < 0)
         outer, inner = torch.where(is_far, y, outer), torch.where(is_far, inner, y)
     low, high = outer.unbind(-1)
     return low, high
 
 
-def _inclusion_nodes(noise: Noise, s: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """List the nodes of all rows: the row of each, and its y."""
-    low, high = _window(noise, s, k)
-    k = k.unsqueeze(-1)
-    # The peak is as wide as the inverse root of Fisher's information about y in who is above it. On a bell curve of
-    # width w the rule errs by e^(−2 (πw/h)²), and where the density is e^−r, an error e^r times as large will do.
-    need = torch.zeros_like(low)
-    points = 32 + math.ceil(float((high - low).max()))
-    for i in _chunks(points + 1, s):
-        z = (low.unsqueeze(-1) + ((high - low) / points).unsqueeze(-1) * i).unsqueeze(-1) - s.unsqueeze(-2)
-        below = noise.log_cdf(z)
-        spread = (below.exp() * -torch.expm1(below)).clamp(min=1e-300)
-        information = ((2 * noise.log_density(z)).exp() / spread).sum(-1)
-        need = torch.maximum(need, (information * (FAR - _rarity(noise, z, k)[1]).clamp(min=0.0)).amax(-1))
-    spacing = (0.6 * math.pi * (2 / need).sqrt()).clamp(max=STEP)  # 0.6: no peak is quite a bell
-    counts = ((high - low) / spacing).ceil().long() + 1
-    row = torch.arange(len(counts), device=s.device).repeat_interleave(counts)
-    place = torch.arange(len(row), device=s.device) - (counts.cumsum(0) - counts)[row]
-    return row, low[row] + place * spacing[row]
-
-
-def _rarity(noise: Noise, z: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+def _rarity(above: Tensor, below: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """Return how far the mean of the count above y is from k, and a bound of −log P(the count is as far off as k)."""
-    log_below = noise.log_cdf(z)
-    below, above = log_below.exp(), -torch.expm1(log_below)
     mean, rest, variance = (t.sum(-1) for t in (above, below, above * below))
     off = (mean - k).abs()
     bennett = torch.xlogy(variance + off, 1 + off / variance) - off
-    hoeffding = torch.xlogy(k, k / mean) + torch.xlogy(z.shape[-1] - k, (z.shape[-1] - k) / rest)
+    hoeffding = torch.xlogy(k, k / mean) + torch.xlogy(above.shape[-1] - k, (above.shape[-1] - k) / rest)
     return mean - k, torch.maximum(bennett.nan_to_num(0.0), hoeffding)  # NaN: a count that is certainly k
-
-
-def _kth_of_others(f: Tensor, above: Tensor, below: Tensor, k: Tensor) -> Tensor:
-    """Return, at each of m nodes and for each i, the density of the k-th largest score among the others; (m, n).
-
-    It is Σ_{j≠i} f_j P(k − 1 of the others but j are above), and the count's law is the Fourier sum of its
-    characteristic function Π φ_j, φ_j(ω) = 1 + q_j (e^iω − 1), at L frequencies: so many that the count, of variance v,
-    wraps onto k − 1 with a chance of at most e^−FAR, less those where |Π φ| ≤ e^(−v (1 − cos ω)) is as small.
-    """
-    variance = (above * below).sum(-1, keepdim=True)
-    reach = FAR / 3 + ((FAR / 3) ** 2 + 2 * FAR * variance).sqrt()  # Bernstein's, then Newton towards Bennett's
-    for _ in range(2):
-        reach = (FAR + reach) / (reach / variance).log1p() - variance
-    off = (above.sum(-1, keepdim=True) - k.unsqueeze(-1)).abs()
-    half = ((off + reach + 3).clamp(max=f.shape[-1]) / 2).ceil()
-    length = 2 * half + 1
-    highest = torch.minimum(half, (length * (1 - FAR / variance).clamp(min=-1.0).acos() / (2 * math.pi)).ceil() + 1)
-    t = torch.arange(int(highest.max()) + 1, dtype=f.dtype, device=f.device)
-    omega = 2 * math.pi * torch.minimum(t, half) / length  # (m, T)
-    weight = torch.where(t == 0, 1.0, torch.where(t <= half, 2.0, 0.0)) / length
-    # With l = 1 − cos ω, φ = 1 − q l + i q sin ω and |φ|² = 1 − 2 q (1 − q) l: sums over ω of real numbers are enough.
-    less, sine, one = 1 - omega.cos(), omega.sin(), f.new_ones(())
-    inverse = torch.baddbmm(one, less[..., None], (above * below)[:, None], alpha=-2).reciprocal()  # (m, T, n)
-    phi = torch.complex(torch.baddbmm(one, less[..., None], above[:, None], alpha=-1), sine[..., None] @ above[:, None])
-    spectrum = phi.prod(-1) * torch.polar(weight, -omega * (k.unsqueeze(-1) - 1))
-    plain, tilted = (inverse @ torch.stack((f, f * above), -1)).unbind(-1)
-    whole = spectrum * torch.complex(plain - less * tilted, -sine * tilted)  # Π φ Σ f/φ
-    first = torch.stack((whole.real, whole.imag * sine - whole.real * less), -2) @ inverse  # Re(whole/φ)
-    real, imag = spectrum.real, spectrum.imag * sine
-    second = torch.stack((real, 2 * (imag - less * real), 2 * less * ((less - 1) * real - imag)), -2)  # Re(Π φ/φ²)
-    second = second @ inverse.square()
-    own = second[:, 0] + above * (second[:, 1] + above * second[:, 2])
-    return first[:, 0] + above * first[:, 1] - f * own
 
 
 def draw(
