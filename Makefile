@@ -99,6 +99,7 @@ speed: $(call stamp,test)
 	$(BIN)/python -m benchmarks.family
 	$(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m benchmarks.sampling
+	$(BIN)/python -m benchmarks.targets
 
 # Is this checkout faster than another one? make compare BEFORE=../before
 compare: $(call stamp,test)

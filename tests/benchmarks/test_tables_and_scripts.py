@@ -9,7 +9,7 @@ from importlib import import_module
 import pytest
 import torch
 
-from benchmarks import checkouts, common, family, grid, scaling, solver_error, speed, worst
+from benchmarks import checkouts, common, family, grid, scaling, solver_error, speed, targets, worst
 from benchmarks import successive_halving as halving
 from benchmarks.common import COMMITTED, ROOT
 from benchmarks.rivals import ALL
@@ -94,6 +94,14 @@ def test_the_price_of_members():
     assert text.count("\n| `") == 7
 
 
+def test_targets_say_what_is_missed():
+    row = targets.Row("sigmoid_topk", "64×1024", "torch.sigmoid", "all", 1.2, 1.5, 1.3, 1.3, 1.8, 1.9)
+    assert row.missed == ["both"]
+    assert "| 1.20 / 1.50 | 1.30 / 1.30 | **missed: both** | 1.80 / 1.90 |" in targets.table([row])
+    assert "| met |" in targets.table([row._replace(both=1.3)])
+    assert row._replace(both=None).missed == []
+
+
 def test_halving_cells():
     """The released boost at (16, 2): published .968 from few draws, .973 by an independent computation."""
     released = halving.methods(16)[0]
@@ -118,7 +126,7 @@ SCRIPTS = sorted(
     for path in (ROOT / "benchmarks").glob("*.py")
     if "def main" in path.read_text() or "main(STUDY" in path.read_text()
 )
-FAST = ("family", "worst", "scaling", "sampling", "moe_speed", "moe_theory", "temperature", "beams")
+FAST = ("family", "targets", "worst", "scaling", "sampling", "moe_speed", "moe_theory", "temperature", "beams")
 
 
 def run(name, monkeypatch, capsys, *options):
