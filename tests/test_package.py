@@ -33,7 +33,8 @@ PUBLIC = {
     "khot.distributed": {"Message", "messages", "spread", "total"},
     "khot.sae": {
         *("train", "Training", "Trainer", "Run", "Point", "Recipe", "RECIPES", "HELD_OUT", "measure"),
-        *("Activations", "open_activations", "check_activations"),
+        *("Activations", "open_activations", "check_activations", "ModelActivations", "Pairs", "Source", "sweep"),
+        *("load_dictionary_learning", "load_sparsify", "save_dictionary_learning", "save_sparsify"),
     },
 }
 

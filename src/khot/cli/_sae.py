@@ -9,22 +9,28 @@ import typer
 from .._extras import require
 from .._files import check_writable, write
 from ..distributed import on_first, together
-from ..jobs.sae_report import REPORT, figures, report, verdict
+from ..jobs.sae_report import FRONTIER, REPORT, figures, frontier, report, sweep_report, verdict
 from ..nn import SparseAutoencoderConfig
-from ..sae import RECIPES, Activations, Point, Training, check_activations, open_activations, train
+from ..sae import RECIPES, Activations, Pairs, Point, Training, check_activations, open_activations, sweep, train
 from ._show import command, console, link, processes, progress, table
 
-Kind = typer.Option(help="topk: k for each token; batch: in the mean; feature: tokens for each latent.")
+Kind = typer.Option(help="topk: k for each token; batch: in the mean; feature: tokens for each latent; jumprelu.")
+Count = typer.Option("-k", "--k", help="Active latents a token; several, such as 16,32,64, are a sweep.")
+Target = typer.Option(help="A file of targets, row by row beside the activations: a transcoder.")
+Prefixes = typer.Option(help="Numbers of first latents that also reconstruct alone, such as 256,1024 (Matryoshka).")
+Precision = typer.Option(help="float32, or bfloat16 for the largest products.")
 
 
 def sae(
     activations: Annotated[Path, typer.Argument(help="A .npy, .npz or .safetensors file of floats, (tokens, d).")],
     out: Annotated[Path, typer.Option(help="The folder for the results.")] = Path("sae"),
-    k: Annotated[float, typer.Option("-k", "--k", help="Active latents a token.")] = 32,
+    k: Annotated[str, Count] = "32",
     latents: Annotated[int, typer.Option(help="How many latents.")] = 4096,
     kind: Annotated[str, Kind] = "topk",
     selector: Annotated[str, typer.Option(help=f"{', '.join(RECIPES)}.")] = "straight-through",
     zipf: Annotated[float, typer.Option(help="Exponent of the latents' budgets, for feature; 0: all the same.")] = 0.0,
+    prefixes: Annotated[str, Prefixes] = "",
+    target: Annotated[Path | None, Target] = None,
     layer_norm: Annotated[bool, typer.Option("--layer-norm", help="Normalise each token first.")] = False,
     steps: Annotated[int, typer.Option(help="Steps of Adam.")] = 4000,
     batch_size: Annotated[int, typer.Option(help="Tokens in a step.")] = 1024,
@@ -33,6 +39,9 @@ def sae(
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint, if there is one.")] = False,
     checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 250,
     array: Annotated[str | None, typer.Option(help="Which array of the file, if there are several.")] = None,
+    target_array: Annotated[str | None, typer.Option(help="Which array of the file of targets.")] = None,
+    precision: Annotated[str, Precision] = "float32",
+    device: Annotated[str, typer.Option(help="Where to train, such as cpu or cuda.")] = "cpu",
     json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON, and nothing else.")] = False,
 ) -> None:
     """Train a sparse autoencoder on activations; the result loads in SAELens.
@@ -44,26 +53,37 @@ def sae(
     also writes the results so far. Under torchrun, each process takes its part of every batch, and the first one
     writes; a run may be resumed at another number of processes.
 
+    Several values of -k are trained one after the other, into subfolders, and the report shows the frontier.
+
     For example:
 
     khot sae acts.npz -k 32 --latents 4096 --out sae
+
+    khot sae acts.npz -k 16,32,64 --out sweep --resume
+
+    khot sae before.npz --target after.npz --out transcoder
 
     khot sae acts.safetensors --kind batch --out sae --steps 20000 --resume
 
     torchrun --nproc-per-node 4 -m khot sae acts.npz --out sae
     """
 
-    def set_up() -> tuple[Activations, SparseAutoencoderConfig, Training]:
+    def set_up() -> tuple[Activations | Pairs, dict[str, SparseAutoencoderConfig], Training]:
         for package in ("safetensors", "matplotlib"):
             require(package, extra="sae")
-        data = open_activations(activations, array)
-        count = int(k) if k.is_integer() else k
-        shape: dict[str, Any] = {"d_in": data.d, "latents": latents, "k": count, "kind": kind, "zipf": zipf}
-        config = SparseAutoencoderConfig(**shape, layer_norm=layer_norm)
-        return data, config, Training(selector=selector, steps=steps, batch_size=batch_size, lr=lr, seed=seed)
+        inputs = open_activations(activations, array)
+        targets = None if target is None else open_activations(target, target_array)
+        data, d_out = (inputs, None) if targets is None else (Pairs(inputs, targets), targets.d)
+        sizes = tuple(map(int, _numbers("--prefixes", prefixes)))
+        shape: dict[str, Any] = {"d_in": inputs.d, "d_out": d_out, "latents": latents, "kind": kind, "zipf": zipf}
+        more: dict[str, Any] = {"layer_norm": layer_norm, "prefixes": sizes}
+        counts = _numbers("-k", k)
+        configs = {f"k{count:g}": SparseAutoencoderConfig(**shape, **more, k=count) for count in counts}
+        how: dict[str, Any] = {"selector": selector, "steps": steps, "batch_size": batch_size, "lr": lr, "seed": seed}
+        return data, configs, Training(**how, precision=precision, device=device)
 
     with processes("sae") as (group, is_first):
-        data, config, training = together(set_up, group)
+        data, configs, training = together(set_up, group)
         with progress("starting", is_shown=is_first) as on_progress:
 
             def check() -> int:
@@ -76,20 +96,49 @@ def sae(
                 on_progress(_label(point), point.step, total)
 
             how: dict[str, Any] = {"resume": resume, "checkpoint_every": checkpoint_every, "on_step": on_step}
-            result = train(data, config, training, out, **how, group=group)
-        on_first(lambda: write(out / REPORT, report(result, activations.name, command())), group)
+            if len(configs) == 1:
+                runs = {"": train(data, next(iter(configs.values())), training, out, **how, group=group)}
+            else:
+                runs = sweep(data, configs, training, out, **how, group=group)
+
+        def write_reports() -> None:
+            for name, run in runs.items():
+                write(out / name / REPORT, report(run, activations.name, command()))
+            if len(configs) > 1:
+                write(out / REPORT, sweep_report(runs, len(configs), activations.name, command()))
+
+        on_first(write_reports, group)
+    is_complete = all(run.is_complete for run in runs.values())
     if not is_first:
-        raise typer.Exit(0 if result.is_complete else 130)
+        raise typer.Exit(0 if is_complete else 130)
     if json:
-        typer.echo(dumps(result.metrics, indent=1, allow_nan=False))
-    else:
+        every = {name: run.metrics for name, run in runs.items()}
+        typer.echo(dumps(every if len(configs) > 1 else every[""], indent=1, allow_nan=False))
+    elif len(configs) > 1:
         show = console()
-        show.print(table(["", "all tokens", "held out"], figures(result.metrics)))
-        show.print(verdict(result.metrics), style="bold")
+        show.print(table(FRONTIER, frontier(runs)))
+        show.print(f"The models are in {', '.join(str(out / name) for name in runs)}. Report: {link(out / REPORT)}")
+    else:
+        show, metrics = console(), runs[""].metrics
+        show.print(table(["", "all tokens", "held out"], figures(metrics)))
+        show.print(verdict(metrics), style="bold")
         show.print(f"The model is in {out}. Report, with pictures: {link(out / REPORT)}")
-    if not result.is_complete:
+    if not is_complete:
         typer.echo("khot sae: interrupted; --resume continues from here.", err=True)
         raise typer.Exit(130)
+
+
+def _numbers(option: str, text: str) -> list[float]:
+    """Read numbers with commas between them, each once."""
+    try:
+        found = [float(word) for word in text.split(",") if word.strip()]
+    except ValueError:
+        raise ValueError(f"{option} must be numbers with commas between them; got {text!r}") from None
+    if option == "-k" and not found:
+        raise ValueError(f"{option} must be at least one number; got {text!r}")
+    if len(set(found)) < len(found):
+        raise ValueError(f"{option} must name each number once; got {text!r}")
+    return [int(number) if number.is_integer() else number for number in found]
 
 
 def _label(point: Point) -> str:

@@ -18,7 +18,9 @@ KINDS = {
     "topk": "k for each token (TopK)",
     "batch": "k a token in the mean (BatchTopK)",
     "feature": "tokens for each latent (Feature Choice)",
+    "jumprelu": "what exceeds a learned threshold (JumpReLU)",
 }
+FRONTIER = ["", "L0", "FVU", "FVU, held out", "alive, %"]
 
 
 def report(result: Run, source: str, command: str) -> str:
@@ -41,6 +43,38 @@ def report(result: Run, source: str, command: str) -> str:
         command=command,
         packages=("torch", "numpy"),
     )
+
+
+def sweep_report(runs: dict[str, Run], wanted: int, source: str, command: str) -> str:
+    """Make the page of a sweep: the frontier, as a table and a picture; `wanted` is the number of runs asked for."""
+    run = next(iter(runs.values())).metrics["run"]
+    points = sorted((m["l0"], m["fvu"]) for m in (of.metrics for of in runs.values()) if m["fvu"] is not None)
+    held = [(of.metrics["l0"], (of.metrics["held_out"] or {}).get("fvu")) for of in runs.values()]
+    series = {"all tokens": points, "held out": sorted((x, y) for x, y in held if y is not None)}
+    how = f"{run['tokens']} tokens, {run['steps']} steps of {run['batch_size']} for each. {KINDS[run['kind']]}."
+    done = sum(of.is_complete for of in runs.values())
+    cut = [tag("p", tag("strong", "Cut short"), f": {done} of {wanted} runs are complete.")] if done < wanted else []
+    picture = lines({k: v for k, v in series.items() if v}, x="L0", y="FVU", log=True, description="FVU against L0")
+    note = "Fraction of variance unexplained against active latents a token. Lower and further left is better."
+    return page(
+        f"{run['d_in']} → {run['latents']}, {len(runs)} runs: {source}",
+        tag("p", how),
+        *cut,
+        section("The frontier", figure(picture, note), table(FRONTIER, frontier(runs))),
+        command=command,
+        packages=("torch", "numpy"),
+    )
+
+
+def frontier(runs: dict[str, Run]) -> list[list[str]]:
+    """Return rows of a table: the name of a run, its L0, FVU and the fraction of latents alive."""
+    rows = []
+    for name, run in runs.items():
+        m = run.metrics
+        values = (m["l0"], m["fvu"], (m["held_out"] or {}).get("fvu"), 100 * m["alive"])
+        shown = name if run.is_complete else f"{name}, cut short"
+        rows.append([shown, *("–" if value is None else f"{value:.4g}" for value in values)])
+    return rows
 
 
 def verdict(metrics: dict[str, Any]) -> str:

@@ -56,6 +56,16 @@ class Activations:
         part = torch.from_numpy(np.array(self.array[index], self.array.dtype.newbyteorder("="), order="C"))
         return (part.view(torch.bfloat16) if self.is_bfloat16 else part).to(dtype)
 
+    def order(self, rows: np.ndarray[Any, Any], generator: torch.Generator) -> np.ndarray[Any, Any]:
+        """Return row numbers in random order."""
+        dtype = torch.int32 if len(rows) < 2**31 else torch.int64
+        found: np.ndarray[Any, Any] = rows[torch.randperm(len(rows), generator=generator, dtype=dtype).numpy()]
+        return found
+
+    def spread(self, rows: np.ndarray[Any, Any], most: int) -> np.ndarray[Any, Any]:
+        """Return at most `most` of some row numbers, evenly spaced."""
+        return rows[np.linspace(0, len(rows) - 1, min(len(rows), most)).round().astype(np.int64)]
+
     def parts(self) -> Iterator[tuple[int, Tensor]]:
         """Yield all rows in order, a part at a time, each with the number of its first row."""
         for start in range(0, self.tokens, ROWS):
@@ -84,11 +94,11 @@ def open_activations(path: str | os.PathLike[str], array: str | None = None) -> 
         raise ValueError(f"{path} must be a complete {path.suffix} file; got: {error}") from None
 
 
-def check_activations(data: Activations, on_rows: Callable[[int], None] = lambda done: None) -> int:
+def check_activations(data: Any, on_rows: Callable[[int], None] = lambda done: None) -> int:
     """Raise ValueError unless all values are finite in float32 and at least two rows differ; return their CRC-32.
 
     Args:
-        data: the activations, read once from beginning to end.
+        data: `Activations` or another source, read once from beginning to end.
         on_rows: called with the number of rows read so far.
     """
     bad, values, large, first, crc = 0, 0, 0, list[int](), 0

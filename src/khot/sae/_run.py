@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,8 @@ from .._shape import Group
 from .._threads import threads_for
 from ..nn import SparseAutoencoder, SparseAutoencoderConfig, SparseAutoencoderMetrics
 from ..nn.sae import CONFIG, WEIGHTS, read_tensors, write_tensors
-from ._activations import ROWS, Activations
+from ._activations import ROWS
+from ._streaming import Source
 from ._training import HELD_OUT, Point, Trainer, Training
 
 CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.json"
@@ -36,7 +37,7 @@ class Run(NamedTuple):
 
 
 def train(
-    data: Activations,
+    data: Source,
     config: SparseAutoencoderConfig,
     training: Training,
     folder: str | os.PathLike[str],
@@ -52,7 +53,8 @@ def train(
     as one that was never interrupted.
 
     Args:
-        data: the activations.
+        data: the activations: a file's (`open_activations`), a model's (`ModelActivations`), or `Pairs` of inputs and
+            targets for a transcoder.
         config: of the model.
         training: the settings.
         folder: where to write. It may hold the same run, to be resumed, and no other.
@@ -94,21 +96,50 @@ def train(
             return _finish(folder, trainer)
 
 
+def sweep(
+    data: Source,
+    configs: Mapping[str, SparseAutoencoderConfig],
+    training: Training,
+    folder: str | os.PathLike[str],
+    *,
+    on_run: Callable[[str, Run], None] = lambda name, run: None,
+    **how: Any,
+) -> dict[str, Run]:
+    """Train several configs on the same data, each in a subfolder of its name; return the runs by name.
+
+    An interruption (Ctrl-C, or `on_step` that returns True) stops the run it hits and the sweep. What was trained
+    stays, and `resume=True` continues.
+
+    Args:
+        data, training: as for `train`.
+        configs: by names, which are those of the subfolders, such as {"k16": …, "k32": …}.
+        folder: where to write.
+        on_run: called with the name and the results of each run, the last one perhaps incomplete.
+        how: `resume`, `checkpoint_every`, `on_step` and `group`, as for `train`.
+    """
+    runs: dict[str, Run] = {}
+    for name, config in configs.items():
+        runs[name] = train(data, config, training, Path(folder) / name, **how)
+        on_run(name, runs[name])
+        if not runs[name].is_complete:
+            break
+    return runs
+
+
 def measure(
-    sae: SparseAutoencoder, data: Activations, first: int = 0, step: int = 1, *, group: Group = None
+    sae: SparseAutoencoder, data: Source, first: int = 0, step: int = 1, *, group: Group = None
 ) -> dict[str, Any]:
     """Return the metrics of a model over the rows first, first + step, …, thinned out to 131072 rows.
 
     `measure(sae, data, HELD_OUT - 1, HELD_OUT)` takes the rows that training leaves out. Processes of a group take a
     part of the rows each, and all get the result.
     """
-    rows = np.arange(first, data.tokens, step)
-    rows = rows[:: -(-len(rows) // MOST)]
+    rows = data.spread(np.arange(first, data.tokens, step), MOST)
     metrics = SparseAutoencoderMetrics(group=group)
     if group is not None:
         rows = rows[sae.ranks.rows(len(rows))]
     for part in np.array_split(rows, max(1, -(-len(rows) // ROWS))):
-        metrics.update(sae, data.rows(part))
+        metrics.update(sae, *sae.config.split(data.rows(part).to(sae.b_dec.device)))
     return metrics.result()
 
 

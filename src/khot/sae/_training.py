@@ -4,6 +4,7 @@ A step is a function of the seed and of its number: the rows it reads, the learn
 randomness of a selector. So the state of the model and of the optimiser is the whole state.
 """
 
+import json
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from .. import _check
 from .._shape import Group
 from ..nn import SparseAutoencoder, SparseAutoencoderConfig, selectors
-from ._activations import Activations
+from ._streaming import Source
 
 POINTS = 1000  # largest number of points in the training curve
 SAMPLES = 2**13  # number of rows from which the initial weights are taken
@@ -50,6 +51,8 @@ class Training:
         batch_size: tokens in a step; never more than the tokens that are trained on.
         lr: the learning rate after a warm-up; it falls to 0 in the last fifth of the steps.
         seed: the same seed gives the same result, bit for bit, on the same machine.
+        precision: "float32", or "bfloat16" for the products of activations and encoder; weights stay in float32.
+        device: where the model is trained, such as "cpu" or "cuda".
     """
 
     selector: str = "straight-through"
@@ -57,6 +60,8 @@ class Training:
     batch_size: int = 1024
     lr: float = 1e-3
     seed: int = 0
+    precision: str = "float32"
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         _check.one_of("selector", self.selector, tuple(RECIPES))
@@ -64,6 +69,12 @@ class Training:
         _check.at_least("batch_size", self.batch_size, 1)
         _check.at_least("seed", self.seed, 0)
         _check.above("lr", self.lr, 0)
+        _check.one_of("precision", self.precision, ("float32", "bfloat16"))
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            got = str(error).splitlines()[0]
+            raise ValueError(f"`device` must be one that torch has here; got {self.device!r}: {got}") from None
         if self.lr > LARGEST_RATE:
             raise ValueError(f"`lr` must be ≤ {LARGEST_RATE:g}; got {self.lr:g}.")
 
@@ -83,7 +94,8 @@ class Trainer:
     """A model with its optimiser and its data, at some step of training.
 
     Args:
-        data: the activations. One row in every `HELD_OUT` is not trained on.
+        data: the activations: `Activations`, `ModelActivations`, or `Pairs` for a transcoder. One row in every
+            `HELD_OUT` is not trained on.
         config: of the model.
         training: the settings.
         group: the process group whose processes train one model, each on its part of every batch.
@@ -95,7 +107,7 @@ class Trainer:
     """
 
     def __init__(
-        self, data: Activations, config: SparseAutoencoderConfig, training: Training, *, group: Group = None
+        self, data: Source, config: SparseAutoencoderConfig, training: Training, *, group: Group = None
     ) -> None:
         self.data, self.training = data, training
         self.step, self.curve = 0, list[Point]()
@@ -105,10 +117,15 @@ class Trainer:
         config.axis.check_tokens(self.batch_size, config.k, config.latents)
         self.recipe = RECIPES[training.selector]
         how = {"selector": self.recipe.selector, "generator": self._generator(0, 0), "group": group}
+        wanted = config.d_in + (config.d_out or 0)
+        if data.d != wanted:
+            raise ValueError(f"`data` must have rows of {wanted} numbers, as `config` says; got {data.d}.")
         self.sae = SparseAutoencoder(config, **how)
         self.ranks = self.sae.ranks
-        samples = np.linspace(0, self.trained_on - 1, min(self.trained_on, SAMPLES)).round().astype(np.int64)
-        self.sae.start(self._rows(samples))
+        every = np.arange(self.trained_on)
+        self._trained = every + every // (HELD_OUT - 1)  # the rows that are trained on
+        samples = data.rows(data.spread(self._trained, SAMPLES))
+        self.sae.start(*self._split(samples)).to(training.device)
         self.adam = torch.optim.Adam(self.sae.parameters(), lr=training.lr, eps=EPSILON, fused=True)
 
     def description(self) -> dict[str, Any]:
@@ -118,7 +135,8 @@ class Trainer:
     def settings(self) -> dict[str, Any]:
         """Return the same without what takes a pass over the data."""
         data = {"batch_size": self.batch_size, "tokens": self.data.tokens}
-        return {**asdict(self.sae.config), **asdict(self.training), **data}
+        settings: dict[str, Any] = json.loads(json.dumps({**asdict(self.sae.config), **asdict(self.training), **data}))
+        return settings  # as they are read from a file
 
     def advance(self) -> Point:
         """Take one step and return its figures; raise FloatingPointError if the loss is not finite."""
@@ -129,7 +147,9 @@ class Trainer:
         warm = (self.step + 1) / (1 + min(100, t.steps // 10))
         for group in self.adam.param_groups:
             group["lr"] = t.lr * min(1.0, warm, (1 - done) / 0.2)
-        out = sae(self._batch(), generator=self._generator(2, self.step, *self.ranks.seed()))
+        rows = self._batch().to(t.device)
+        with torch.autocast(torch.device(t.device).type, torch.bfloat16, enabled=t.precision == "bfloat16"):
+            out = sae(*self._split(rows), generator=self._generator(2, self.step, *self.ranks.seed()))
         if not out.loss.isfinite():
             raise self.diverged()
         self.adam.zero_grad()
@@ -169,7 +189,7 @@ class Trainer:
         for i, p in enumerate(self.sae.parameters()):
             if f"adam.{i}.step" in tensors:  # not before the first step
                 mean, square = (torch.empty_like(p).copy_(tensors[f"adam.{i}.exp_avg{of}"]) for of in ("", "_sq"))
-                moments[i] = {"step": tensors[f"adam.{i}.step"], "exp_avg": mean, "exp_avg_sq": square}
+                moments[i] = {"step": tensors[f"adam.{i}.step"].to(p.device), "exp_avg": mean, "exp_avg_sq": square}
         self.adam.load_state_dict({**self.adam.state_dict(), "state": moments})
         self.curve = [Point(int(s), loss, fvu, l0, int(n), t) for s, loss, fvu, l0, n, t in tensors["curve"].tolist()]
         self.step = step
@@ -178,15 +198,14 @@ class Trainer:
         """Read the next rows of this epoch's order, sorted for the disk; the last incomplete batch is left out."""
         epoch, place = divmod(self.step, self.trained_on // self.batch_size)
         if epoch != self._epoch:
-            dtype = torch.int32 if self.trained_on < 2**31 else torch.int64
-            order = torch.randperm(self.trained_on, generator=self._generator(1, epoch), dtype=dtype)
-            self._epoch, self._order = epoch, order.numpy()
-        index = np.sort(self._order[place * self.batch_size : (place + 1) * self.batch_size]).astype(np.int64)
-        return self._rows(index[self.ranks.rows(len(index))])
+            self._epoch, self._order = epoch, self.data.order(self._trained, self._generator(1, epoch))
+        index = np.sort(self._order[place * self.batch_size : (place + 1) * self.batch_size])
+        return self.data.rows(index[self.ranks.rows(len(index))])
 
-    def _rows(self, index: np.ndarray[Any, Any]) -> Tensor:
-        """Read rows numbered among those that are trained on."""
-        return self.data.rows(index + index // (HELD_OUT - 1))
+    def _split(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Return the inputs, and the targets if there are any."""
+        x, target = self.sae.config.split(rows)
+        return (x,) if target is None else (x, target)
 
     def _generator(self, *stream: int) -> torch.Generator:
         words = np.random.SeedSequence((self.training.seed, *stream)).generate_state(1, np.uint64)

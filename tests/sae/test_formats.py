@@ -1,0 +1,95 @@
+"""Files of sparsify and dictionary_learning: names and shapes, and the same numbers after a round trip."""
+
+import json
+
+import pytest
+import torch
+from sae_cases import D, N, data, make, train
+
+from khot.nn import SparseAutoencoder, SparseAutoencoderConfig, selectors
+from khot.sae import load_dictionary_learning, load_sparsify, save_dictionary_learning, save_sparsify
+
+
+def same(ours, theirs, exact=True):
+    x = data(50, 3)
+    tolerance = {"rtol": 0, "atol": 0} if exact else {"rtol": 1e-4, "atol": 1e-4}
+    torch.testing.assert_close(theirs.encode(x).dense(), ours.encode(x).dense(), **tolerance)
+    torch.testing.assert_close(theirs.decode(theirs.encode(x)), ours.decode(ours.encode(x)), **tolerance)
+
+
+def test_sparsify_round_trip_and_form(tmp_path):
+    from safetensors.torch import load_file
+
+    sae = train(make())
+    save_sparsify(sae, tmp_path)
+    tensors = load_file(tmp_path / "sae.safetensors")
+    shapes = {"encoder.weight": (N, D), "encoder.bias": (N,), "W_dec": (N, D), "b_dec": (D,)}
+    assert {name: tuple(t.shape) for name, t in tensors.items()} == shapes
+    about = json.loads((tmp_path / "cfg.json").read_text())
+    assert (about["d_in"], about["num_latents"], about["k"], about["transcode"]) == (D, N, 3, False)
+    same(sae, load_sparsify(tmp_path))
+    x = data(50, 3)  # as sparsify encodes it
+    a = (x - tensors["b_dec"]) @ tensors["encoder.weight"].t() + tensors["encoder.bias"]
+    top = a.relu().topk(about["k"])
+    y = (tensors["W_dec"][top.indices] * top.values[..., None]).sum(1) + tensors["b_dec"]
+    torch.testing.assert_close(y, sae(x).reconstruction, rtol=1e-4, atol=1e-4)
+
+
+def test_a_transcoder_goes_through_sparsify(tmp_path):
+    config = SparseAutoencoderConfig(d_in=D, d_out=D, latents=N, k=3)
+    sae = SparseAutoencoder(config).start(data(), data().relu()).eval()
+    save_sparsify(sae, tmp_path)
+    loaded = load_sparsify(tmp_path)
+    assert loaded.config.d_out == D
+    same(sae, loaded)
+
+
+@pytest.mark.parametrize("kind", ["topk", "batch", "feature", "jumprelu"])
+def test_dictionary_learning_round_trip(kind, tmp_path):
+    sae = train(make(selectors.straight_through, kind=kind))
+    save_dictionary_learning(sae, tmp_path)
+    name = {"topk": "AutoEncoderTopK", "batch": "BatchTopKSAE"}.get(kind, "JumpReluAutoEncoder")
+    assert json.loads((tmp_path / "config.json").read_text())["trainer"]["dict_class"] == name
+    tensors = torch.load(tmp_path / "ae.pt", weights_only=True)
+    if name == "JumpReluAutoEncoder":
+        assert {n: tuple(t.shape) for n, t in tensors.items()} == {
+            "W_enc": (D, N), "b_enc": (N,), "W_dec": (N, D), "b_dec": (D,), "threshold": (N,)}  # fmt: skip
+        a = data() @ tensors["W_enc"] + tensors["b_enc"]  # as the class encodes, without b_dec
+        code = a.relu() * (a > tensors["threshold"])
+        torch.testing.assert_close(code, sae.encode(data()).dense(), rtol=1e-4, atol=1e-4)
+    else:
+        assert {n: tuple(t.shape) for n, t in tensors.items()} == {
+            "encoder.weight": (N, D), "encoder.bias": (N,), "decoder.weight": (D, N), "b_dec": (D,), "k": (),
+            "threshold": ()}  # fmt: skip
+    same(sae, load_dictionary_learning(tmp_path), exact=name != "JumpReluAutoEncoder")
+
+
+def test_what_the_others_lack_or_khot_lacks_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="sparsify has TopK alone"):
+        save_sparsify(make(kind="batch"), tmp_path)
+    with pytest.raises(ValueError, match="no transcoders and no `layer_norm`"):
+        save_dictionary_learning(make(layer_norm=True), tmp_path)
+    save_sparsify(make(), tmp_path)
+    about = json.loads((tmp_path / "cfg.json").read_text())
+    for change, said in (({"skip_connection": True}, "skip_connection"), ({"activation": "groupmax"}, "groupmax")):
+        (tmp_path / "cfg.json").write_text(json.dumps({**about, **change}))
+        with pytest.raises(ValueError, match=said):
+            load_sparsify(tmp_path)
+    save_dictionary_learning(make(), tmp_path)
+    (tmp_path / "config.json").write_text('{"trainer": {"dict_class": "GatedAutoEncoder"}}')
+    with pytest.raises(ValueError, match="got GatedAutoEncoder"):
+        load_dictionary_learning(tmp_path)
+    with pytest.raises(ValueError, match="must be a JSON file"):
+        load_dictionary_learning(tmp_path / "none")
+
+
+def test_no_pickle_is_executed(tmp_path):
+    save_dictionary_learning(make(), tmp_path)
+
+    class Bad:
+        def __reduce__(self):
+            return print, ("executed",)
+
+    torch.save({"k": Bad()}, tmp_path / "ae.pt")
+    with pytest.raises(Exception, match=r"weights_only|Unsupported|Weights only"):
+        load_dictionary_learning(tmp_path)
