@@ -69,6 +69,7 @@ AREAS = {
         {"_blocks.py", "_gate.py", "_knockoffs.py", "_portfolio.py", "_problem.py", "_selector.py", "select.py"}
         | {"select_report.py", "_select.py", "_trust.py", "_wish.py"},
     ),
+    "feature browser": (690, {"_browser.py", "_features.py", "_texts.py", "sae_names.py"}),
     "the rest": (14_200, set()),
 }
 """Ratchets of lines, with the folders and files that each counts. Lower them when code shrinks."""

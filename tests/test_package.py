@@ -34,6 +34,7 @@ PUBLIC = {
     "khot.sae": {
         *("train", "Training", "Trainer", "Run", "Point", "Recipe", "RECIPES", "HELD_OUT", "measure"),
         *("Activations", "open_activations", "check_activations"),
+        *("features", "Features", "Examples", "Ranked", "Tokens", "open_tokens", "open_vocabulary"),
     },
 }
 

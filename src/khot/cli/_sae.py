@@ -9,11 +9,16 @@ import typer
 from .._extras import require
 from .._files import check_writable, write
 from ..distributed import on_first, together
+from ..jobs.sae_names import Names, look, read_names
 from ..jobs.sae_report import REPORT, figures, report, verdict
 from ..nn import SparseAutoencoderConfig
 from ..sae import RECIPES, Activations, Point, Training, check_activations, open_activations, train
 from ._show import command, console, link, processes, progress, table
 
+Tokenized = typer.Option(
+    help="The token of each row: .jsonl (strings, or lists), .txt (one a line) or .npy of numbers."
+)
+Vocabulary = typer.Option(help="The texts of token numbers: .json (a list, or {text: number}) or .txt, one a line.")
 Kind = typer.Option(help="topk: k for each token; batch: in the mean; feature: tokens for each latent.")
 
 
@@ -33,6 +38,9 @@ def sae(
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint, if there is one.")] = False,
     checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 250,
     array: Annotated[str | None, typer.Option(help="Which array of the file, if there are several.")] = None,
+    tokens: Annotated[Path | None, Tokenized] = None,
+    vocabulary: Annotated[Path | None, Vocabulary] = None,
+    unembedding: Annotated[Path | None, typer.Option(help="A matrix (vocabulary, d): shows logit effects.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON, and nothing else.")] = False,
 ) -> None:
     """Train a sparse autoencoder on activations; the result loads in SAELens.
@@ -53,17 +61,18 @@ def sae(
     torchrun --nproc-per-node 4 -m khot sae acts.npz --out sae
     """
 
-    def set_up() -> tuple[Activations, SparseAutoencoderConfig, Training]:
+    def set_up() -> tuple[Activations, SparseAutoencoderConfig, Training, Names]:
         for package in ("safetensors", "matplotlib"):
             require(package, extra="sae")
         data = open_activations(activations, array)
         count = int(k) if k.is_integer() else k
         shape: dict[str, Any] = {"d_in": data.d, "latents": latents, "k": count, "kind": kind, "zipf": zipf}
         config = SparseAutoencoderConfig(**shape, layer_norm=layer_norm)
-        return data, config, Training(selector=selector, steps=steps, batch_size=batch_size, lr=lr, seed=seed)
+        training = Training(selector=selector, steps=steps, batch_size=batch_size, lr=lr, seed=seed)
+        return data, config, training, read_names(data, tokens, vocabulary, unembedding)
 
     with processes("sae") as (group, is_first):
-        data, config, training = together(set_up, group)
+        data, config, training, names = together(set_up, group)
         with progress("starting", is_shown=is_first) as on_progress:
 
             def check() -> int:
@@ -77,7 +86,12 @@ def sae(
 
             how: dict[str, Any] = {"resume": resume, "checkpoint_every": checkpoint_every, "on_step": on_step}
             result = train(data, config, training, out, **how, group=group)
-        on_first(lambda: write(out / REPORT, report(result, activations.name, command())), group)
+
+            def finish() -> None:
+                found = look(out, data, names, lambda *of: on_progress("looking at the latents", *of))
+                write(out / REPORT, report(result, activations.name, command(), found))
+
+            on_first(finish, group)
     if not is_first:
         raise typer.Exit(0 if result.is_complete else 130)
     if json:

@@ -5,8 +5,11 @@ the extra `sae`. The model itself is `khot.nn.SparseAutoencoder`.
 """
 
 from ._activations import Activations, check_activations, open_activations
+from ._features import Examples, Features, Ranked, features
 from ._run import Run, measure, train
+from ._texts import Tokens, open_tokens, open_vocabulary
 from ._training import HELD_OUT, RECIPES, Point, Recipe, Trainer, Training
 
 __all__ = ["HELD_OUT", "RECIPES", "Activations", "Point", "Recipe", "Run", "Trainer", "Training", "check_activations"]
+__all__ += ["Examples", "Features", "Ranked", "Tokens", "features", "open_tokens", "open_vocabulary"]
 __all__ += ["measure", "open_activations", "train"]
