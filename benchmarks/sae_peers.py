@@ -326,13 +326,14 @@ def table(rows: list[Run], tokens: int) -> str:
     head = ["", "rate", "FVU, held out", "dead, %", "L0", "CPU, s", "against the first", "peak memory, MB"]
     seeds = max(len(found) for found in of.values())
     trips = [r.round_trip for r in rows if not math.isnan(r.round_trip)]
+    edge = "; for all, the largest" if {runs[0].rate for runs in of.values()} == {max(RATES)} else ""
     trip = f"khot's files load in SAELens: of {len(trips)} models, reconstructions differ by at most {max(trips):.1g} "
     return (
         "<!-- Written by benchmarks/sae_peers.py; do not edit. -->\n\n"
         + markdown_table(head, lines)
         + f"\n\nMeans over {seeds} seeds ± standard error; {tokens} activations of layer {LAYER}, 384 → {LATENTS}, "
         f"k = {K}, {STEPS} steps of {BATCH}, one thread. The rate is the best of {', '.join(f'{r:g}' for r in RATES)} "
-        "on another seed. CPU is that of the training loop on a busy machine; memory is what it adds to the process, "
+        f"on another seed{edge}. CPU is that of the training loop on a busy machine; memory is what it adds to the process, "
         f"whose activations are in memory already. Dead: active on none of the {tokens // HELD_OUT} rows held out.\n"
         + (f"\n{trip}of the largest activation.\n" if trips else "")
     )

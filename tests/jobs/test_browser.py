@@ -207,6 +207,20 @@ class TestInChromium:
         tab.show(path)
         assert tab.detail().startswith(f"Latent {tab.listed()[0]}")
 
+    def test_an_address_opens_the_list_where_the_latent_is(self, tab, tmp_path):
+        path = tmp_path / "report.html"
+        script = _browser.SCRIPT.replace("[300, 6, 7]", "[2, 6, 7]")
+        assert script != _browser.SCRIPT
+        text = page("t", _browser.browser(found()), command="c", packages=(), style=_browser.STYLE, script=script)
+        path.write_text(text, encoding="utf-8")
+        tab.show(path)
+        first, second = tab.listed()
+        last = min({1, 2, 3, 5, 6} - {first, second})
+        assert tab.js("document.querySelectorAll('#more').length") == 1
+        tab.show(path, f"#latent={last}")
+        assert last in tab.listed()
+        assert tab.js("+document.querySelector('#list [aria-current]').dataset.latent") == last
+
     def test_the_keyboard(self, tab, tmp_path):
         tab.show(written(tmp_path, found()))
         first, second, third, *_ = tab.listed()

@@ -16,11 +16,11 @@ MOST_LATENTS = 4096  # of which a page has the examples
 LEVELS = 9  # of the shade of a token
 STYLE, SCRIPT = ((files(__package__) / f"browser.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
 ORDERS = {
-    "maximum": "by largest activation",
-    "frequent": "most frequent first",
-    "rare": "rarest first",
-    "mean": "by mean activation",
-    "number": "by number",
+    "maximum": "largest activation",
+    "frequent": "most frequent",
+    "rare": "rarest",
+    "mean": "mean activation",
+    "number": "number",
 }
 
 

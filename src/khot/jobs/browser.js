@@ -126,15 +126,24 @@
     return all.length ? [make("h4", {}, title), make("div", { class: "chips" }, ...chips)] : [];
   };
 
+  function reveal(button) {  // within the list alone: the page stays where it is
+    const [outer, inner] = [$("list").getBoundingClientRect(), button.getBoundingClientRect()];
+    if (inner.top < outer.top) $("list").scrollTop -= outer.top - inner.top;
+    if (inner.bottom > outer.bottom) $("list").scrollTop += inner.bottom - outer.bottom;
+  }
+
   function show(id, { scroll = false } = {}) {
     const latent = byId.get(id);
     current = latent ? id : null;
     for (const button of $("list").querySelectorAll("[aria-current]")) button.removeAttribute("aria-current");
-    const here = $("list").querySelector(`[data-latent="${id}"]`);
-    if (here) {
-      here.setAttribute("aria-current", "true");
-      if (scroll) here.scrollIntoView({ block: "nearest" });
+    const place = found.findIndex((other) => other[0] === id);
+    if (scroll && place >= shown) {
+      shown = place + SHOWN;
+      list();
     }
+    const here = $("list").querySelector(`[data-latent="${id}"]`);
+    here?.setAttribute("aria-current", "true");
+    if (here && scroll) reveal(here);
     if (!latent) {
       $("detail").replaceChildren(make("p", {}, `Latent ${id} is not on this page, which has ${byId.size} of ${data.n}.`));
       return;
@@ -174,7 +183,6 @@
     const at = found.findIndex((latent) => latent[0] === current);
     const next = found[at < 0 ? 0 : Math.min(found.length - 1, Math.max(0, at + by))];
     if (!next) return;
-    while (found.indexOf(next) >= shown) { shown += SHOWN; list(); }
     choose(next[0]);
   }
 
