@@ -1,4 +1,4 @@
-# make run | test | check | examples | lint | doctest | docs | sanitize | aarch64 | wheels | figures | grid | speed | halving | solver-error | study | temperature | selection | sae | sae-minilm | sindy | moe | coding | kill | clean
+# make run | test | check | examples | lint | doctest | docs | sanitize | aarch64 | wheels | figures | grid | speed | halving | solver-error | study | temperature | selection | sae | sae-minilm | sae-peers | sindy | moe | coding | kill | clean
 # One virtual environment, .venv, with khot installed editable; each target installs the extras it needs, once.
 
 PYTHON ?= python3
@@ -11,7 +11,7 @@ EXTRA = $(if $(filter run,$*),select,$*)
 QUIET := $(shell test -t 2 || echo --quiet)
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm coding sindy beams neighbors attention spark tokens tokens-minilm survey sparsity ranks kill clean
+.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm sae-peers sae-named coding sindy beams neighbors attention spark tokens tokens-minilm survey sparsity ranks kill clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
@@ -155,6 +155,15 @@ sae: $(call stamp,test)
 
 sae-minilm: $(call stamp,test)
 	$(BIN)/python -m benchmarks.sae_minilm examples/shakespeare.txt
+
+# Against sparsify (eai-sparsify) and SAELens (sae-lens), if they are installed; ACTS is a text or a .npy file of activations.
+ACTS ?= examples/shakespeare.txt
+sae-peers: $(call stamp,test)
+	$(BIN)/python -m benchmarks.sae_peers $(ACTS)
+
+# The latents that docs/sae.md names, and the pictures of its report; needs the packages of examples/minilm_sae.py and Chromium.
+sae-named: $(call stamp,test)
+	$(BIN)/python -m benchmarks.sae_named
 
 # Which pursuit, which dictionary, which subset? Half an hour; the files that docs/sparse-coding.md shows.
 coding: $(call stamp,test) $(call stamp,bench)

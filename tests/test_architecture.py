@@ -69,7 +69,8 @@ AREAS = {
         {"_blocks.py", "_gate.py", "_knockoffs.py", "_portfolio.py", "_problem.py", "_selector.py", "select.py"}
         | {"select_report.py", "_select.py", "_trust.py", "_wish.py"},
     ),
-    "autoencoders": (2_500, {"sae", "_sae.py", "sae_report.py"}),
+    "feature browser": (690, {"_browser.py", "_features.py", "_texts.py", "sae_names.py"}),
+    "autoencoders": (2_800, {"sae", "_sae.py", "sae_report.py"}),
     "the rest": (12_400, set()),
 }
 """Ratchets of lines, with the folders and files that each counts. Lower them when code shrinks."""

@@ -35,6 +35,7 @@ PUBLIC = {
         *("train", "Training", "Trainer", "Run", "Point", "Recipe", "RECIPES", "HELD_OUT", "measure"),
         *("Activations", "open_activations", "check_activations", "ModelActivations", "Pairs", "Source", "sweep"),
         *("load_dictionary_learning", "load_sparsify", "save_dictionary_learning", "save_sparsify"),
+        *("features", "Features", "Examples", "Ranked", "Tokens", "open_tokens", "open_vocabulary"),
     },
 }
 

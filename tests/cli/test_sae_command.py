@@ -8,12 +8,13 @@ import kill_sae
 import numpy as np
 import pytest
 import torch
-from sae_runs import CONFIG, SHORT, files, matrix, stop_at
+from sae_runs import CONFIG, SHORT, TOKENS, files, matrix, stop_at
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import khot_cli
 from khot.cli._app import app
+from khot.jobs._browser import SCRIPT
 from khot.nn import SparseAutoencoder
 from khot.sae import Trainer, open_activations, train
 
@@ -87,9 +88,31 @@ def test_the_report_is_one_file_that_asks_for_nothing_and_escapes(acts, tmp_path
     text = (out / "report.html").read_text(encoding="utf-8")
     assert text.startswith("<!doctype html>")
     assert "&lt;script&gt;.npz" in text
+    text = text.replace(f"<script>{SCRIPT}</script>", "").replace('<script type="application/json" id="features">', "")
     assert not [word for word in ("<script", "http://", "https://", "src=", "url(h") if word in text]
-    for heading in ("How good it is", "What is active", "How it went", "To do it again"):
+    for heading in ("The latents", "How good it is", "What is active", "How it went", "To do it again"):
         assert heading in text
+
+
+def test_tokens_and_an_unembedding_reach_the_report(acts, tmp_path):
+    np.save(tmp_path / "ids.npy", np.arange(TOKENS).reshape(-1, 40) % 3)
+    (tmp_path / "words.txt").write_text("zebra\nlion\n</script>\n")
+    np.save(tmp_path / "unembedding.npy", matrix()[:3])
+    named = ("--tokens", tmp_path / "ids.npy", "--vocabulary", tmp_path / "words.txt")
+    size = ("--k", 3, "--latents", 64, "--steps", 3)
+    done = sae(acts, *size, *named, "--unembedding", tmp_path / "unembedding.npy", "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    data = json.loads(text.split('id="features">')[1].split("</script>")[0])
+    assert set(data["words"]) == {" zebra", " lion", " </script>"}
+    assert all(len(latent[10]) == len(latent[11]) == 3 for latent in data["latents"])
+    wrong = sae(acts, *size, "--tokens", tmp_path / "words.txt", "--out", tmp_path / "other")
+    assert wrong.exit_code == 2
+    assert "a token for each of the 400 rows; got 3" in " ".join(wrong.stderr.split())
+    unnamed = sae(acts, *size, "--unembedding", tmp_path / "unembedding.npy", "--out", tmp_path / "other")
+    assert unnamed.exit_code == 2
+    assert "needs --tokens" in unnamed.stderr
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize(

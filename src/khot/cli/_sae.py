@@ -9,6 +9,7 @@ import typer
 from .._extras import require
 from .._files import check_writable, write
 from ..distributed import on_first, together
+from ..jobs.sae_names import Names, look, read_names
 from ..jobs.sae_report import FRONTIER, REPORT, figures, frontier, report, sweep_report, verdict
 from ..nn import SparseAutoencoderConfig
 from ..sae import RECIPES, Activations, Pairs, Point, Training, check_activations, open_activations, sweep, train
@@ -19,6 +20,10 @@ Count = typer.Option("-k", "--k", help="Active latents a token; several, such as
 Target = typer.Option(help="A file of targets, row by row beside the activations: a transcoder.")
 Prefixes = typer.Option(help="Numbers of first latents that also reconstruct alone, such as 256,1024 (Matryoshka).")
 Precision = typer.Option(help="float32, or bfloat16 for the largest products.")
+Tokenized = typer.Option(
+    help="The token of each row: .jsonl (strings, or lists), .txt (one a line) or .npy of numbers."
+)
+Vocabulary = typer.Option(help="The texts of token numbers: .json (a list, or {text: number}) or .txt, one a line.")
 
 
 def sae(
@@ -42,6 +47,9 @@ def sae(
     target_array: Annotated[str | None, typer.Option(help="Which array of the file of targets.")] = None,
     precision: Annotated[str, Precision] = "float32",
     device: Annotated[str, typer.Option(help="Where to train, such as cpu or cuda.")] = "cpu",
+    tokens: Annotated[Path | None, Tokenized] = None,
+    vocabulary: Annotated[Path | None, Vocabulary] = None,
+    unembedding: Annotated[Path | None, typer.Option(help="A matrix (vocabulary, d): shows logit effects.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON, and nothing else.")] = False,
 ) -> None:
     """Train a sparse autoencoder on activations; the result loads in SAELens.
@@ -68,7 +76,7 @@ def sae(
     torchrun --nproc-per-node 4 -m khot sae acts.npz --out sae
     """
 
-    def set_up() -> tuple[Activations | Pairs, dict[str, SparseAutoencoderConfig], Training]:
+    def set_up() -> tuple[Activations, Activations | Pairs, dict[str, SparseAutoencoderConfig], Training, Names]:
         for package in ("safetensors", "matplotlib"):
             require(package, extra="sae")
         inputs = open_activations(activations, array)
@@ -80,10 +88,11 @@ def sae(
         counts = _numbers("-k", k)
         configs = {f"k{count:g}": SparseAutoencoderConfig(**shape, **more, k=count) for count in counts}
         how: dict[str, Any] = {"selector": selector, "steps": steps, "batch_size": batch_size, "lr": lr, "seed": seed}
-        return data, configs, Training(**how, precision=precision, device=device)
+        names = read_names(inputs, d_out or inputs.d, tokens, vocabulary, unembedding)
+        return inputs, data, configs, Training(**how, precision=precision, device=device), names
 
     with processes("sae") as (group, is_first):
-        data, configs, training = together(set_up, group)
+        inputs, data, configs, training, names = together(set_up, group)
         with progress("starting", is_shown=is_first) as on_progress:
 
             def check() -> int:
@@ -101,13 +110,14 @@ def sae(
             else:
                 runs = sweep(data, configs, training, out, **how, group=group)
 
-        def write_reports() -> None:
-            for name, run in runs.items():
-                write(out / name / REPORT, report(run, activations.name, command()))
-            if len(configs) > 1:
-                write(out / REPORT, sweep_report(runs, len(configs), activations.name, command()))
+            def write_reports() -> None:
+                for name, run in runs.items():
+                    found = look(out / name, inputs, names, lambda *of: on_progress("looking at the latents", *of))
+                    write(out / name / REPORT, report(run, activations.name, command(), found))
+                if len(configs) > 1:
+                    write(out / REPORT, sweep_report(runs, len(configs), activations.name, command()))
 
-        on_first(write_reports, group)
+            on_first(write_reports, group)
     is_complete = all(run.is_complete for run in runs.values())
     if not is_first:
         raise typer.Exit(0 if is_complete else 130)

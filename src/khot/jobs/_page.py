@@ -4,7 +4,9 @@ import io
 import math
 import platform
 import re
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import sha256
 from html import escape
 from importlib.metadata import version
 from importlib.resources import files
@@ -19,7 +21,7 @@ STYLE = (files(__package__) / "report.css").read_text(encoding="utf-8")
 HEAD = (
     '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
     '<meta http-equiv="Content-Security-Policy" '
-    "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">"
+    "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:{scripts}\">"
 )
 COLORS = {name: f"#{i:02}{i:02}{i:02}" for i, name in enumerate(("ink", "dim", "line", "mark", "other", "warm"), 1)}
 """What matplotlib draws with; in the page they become the variables of report.css, which differ in light and dark."""
@@ -77,13 +79,19 @@ def section(title: str, *children: Child) -> Html:
     return tag("section", tag("h2", title), *children)
 
 
-def page(title: str, *children: Child, command: str, packages: Sequence[str]) -> str:
-    """Make the document: one file, no network requests; it ends with the command and the versions behind it."""
+def page(title: str, *children: Child, command: str, packages: Sequence[str], style: str = "", script: str = "") -> str:
+    """Make the document: one file, no network requests; it ends with the command and the versions behind it.
+
+    A script is the only one that the page may run: it is allowed by its hash.
+    """
     versions = [f"khot {__version__}", *(f"{name} {version(name)}" for name in packages)]
     versions.append(f"Python {platform.python_version()}")
     again = section("To do it again", tag("pre", command), dim(", ".join(versions)))
-    body = tag("body", tag("main", tag("h1", title), *children, again))
-    head = f"{HEAD}{tag('title', title)}<style>{STYLE}</style>"
+    hashed = b64encode(sha256(script.encode()).digest()).decode()
+    code = tag("script", Html(script)) if script else Html()
+    body = tag("body", tag("main", tag("h1", title), *children, again), code)
+    head = HEAD.format(scripts=f"; script-src 'sha256-{hashed}'" if script else "")
+    head += f"{tag('title', title)}<style>{STYLE}{style}</style>"
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>{body}</html>\n'
 
 

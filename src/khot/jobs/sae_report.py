@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from ..sae import Point, Run
+from ..sae import Features, Point, Run
+from . import _browser
 from ._page import Html, dim, figure, lines, meter, page, section, table, tag
 
 REPORT = "report.html"
@@ -23,8 +24,11 @@ KINDS = {
 FRONTIER = ["", "L0", "FVU", "FVU, held out", "alive, %"]
 
 
-def report(result: Run, source: str, command: str) -> str:
-    """Make the page; `source` is the name of the file of activations, `command` what the user typed."""
+def report(result: Run, source: str, command: str, found: Features | None = None) -> str:
+    """Make the page; `source` is the name of the file of activations, `command` what the user typed.
+
+    With `found`, what `khot.sae.features` returned, the page has a browser of the latents.
+    """
     metrics, run = result.metrics, result.metrics["run"]
     how = f"{run['tokens']} tokens, {metrics['steps']} steps of {run['batch_size']}. "
     how += f"Selected: {KINDS[run['kind']]}; in training, {run['selector']}."
@@ -37,11 +41,14 @@ def report(result: Run, source: str, command: str) -> str:
     return page(
         f"{run['d_in']} → {run['latents']}, k = {run['k']:g}: {source}",
         *summary,
+        *([_browser.browser(found)] if found else []),
         section("How good it is", table(["", "all tokens", "held out"], figures(metrics)), dim(note)),
         section("What is active", *_densities(metrics)),
         section("How it went", *_curves(result.curve)),
         command=command,
         packages=("torch", "numpy"),
+        style=_browser.STYLE if found else "",
+        script=_browser.SCRIPT if found else "",
     )
 
 
