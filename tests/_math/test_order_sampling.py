@@ -324,9 +324,9 @@ def test_inclusions_of_many_rows_are_taken_by_parts(noise: Noise, monkeypatch):
 
 
 @NOISES
-@pytest.mark.parametrize(("n", "k"), [(6, 2), (30, 12), (150, 70)])
+@pytest.mark.parametrize(("n", "k"), [(6, 2), (30, 12), (150, 70), (500, 200)])
 def test_gradients_of_inclusions(noise: Noise, n, k):
-    """By products and by a spectrum: central differences, and rows of the Jacobian that sum to 0."""
+    """By products, a spectrum and few scores: central differences, and a Jacobian without a common offset."""
     scores, size = normal(1, n, seed=n).requires_grad_(), tensor([k])
     direction, weight = normal(1, n, seed=1), normal(1, n, seed=2)
     law = partial(order_sampling._integrated, noise)
@@ -348,6 +348,26 @@ def test_nodes_are_enough(noise: Noise, n, k, spread, monkeypatch):
     torch.testing.assert_close(found, order_sampling._integrated(noise, scores, size), rtol=0, atol=1e-12)
     monkeypatch.setattr(order_sampling, "RARE", 8.0)
     assert (order_sampling._integrated(noise, scores, size) - found).abs().max() > 1e-8
+
+
+@NOISES
+@pytest.mark.parametrize(("n", "k", "spread"), [(400, 90, 0.3), (700, 600, 1.0), (1500, 20, 2.0), (1500, 700, 4.0)])
+def test_few_scores_stand_for_many_items(noise: Noise, n, k, spread, monkeypatch):
+    scores, size = spread * normal(3, n), tensor([k] * 3)
+    assert order_sampling._is_smooth(scores)
+    few = order_sampling._integrated(noise, scores, size)
+    monkeypatch.setattr(order_sampling, "MANY", n)
+    torch.testing.assert_close(few, order_sampling._integrated(noise, scores, size), rtol=0, atol=2e-13)
+    if k == 700:
+        monkeypatch.setattr(order_sampling, "MANY", 300)
+        monkeypatch.setattr(order_sampling, "_degree", lambda s: 24)
+        assert (order_sampling._integrated(noise, scores, size) - few).abs().max() > 1e-9  # too low a degree
+
+
+def test_items_that_are_too_far_apart_or_sure_stand_for_themselves():
+    assert not order_sampling._is_smooth(100 * normal(1, 1000))
+    assert not order_sampling._is_smooth(torch.cat((normal(1, 999), tensor([[-torch.inf]])), -1))
+    assert order_sampling._is_smooth(normal(1, 1000))
 
 
 @NOISES

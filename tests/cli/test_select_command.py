@@ -237,7 +237,14 @@ def test_json_is_one_object(table, tmp_path):
     assert found["complete"]
     assert (len(found["notes"]), found["warnings"]) == (3, [])
     assert [f["rank"] for f in found["selected"]] == [1, 2]
-    assert set(found["selected"][0]) == {"name", "rank", "inclusion_probability", "stability", "stand_ins"}
+    assert set(found["selected"][0]) == {
+        "name",
+        "rank",
+        "inclusion_probability",
+        "stability",
+        "subsamples",
+        "stand_ins",
+    }
     assert set(found["scores"]) == {"khot", "all features", "random", "SelectKBest", "L1", "RFE"}
     assert all(set(score) == {"mean", "std"} for score in found["scores"].values())
     assert (found["task"], found["k"], found["seed"]) == ("classification", 2, 0)

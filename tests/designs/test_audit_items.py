@@ -103,7 +103,7 @@ def test_a9_more_subsets_than_can_be_printed():
 
 
 def test_a10_batches_of_inclusions_take_few_nodes_and_few_terms(monkeypatch):
-    """What took 1 ms a row of 8, 4 to 8 of 64 and 280 of 4096 is listed for few items, and takes 50 nodes for more."""
+    """What took 0.15 ms a row of 8 and 100 of 4096 is listed for few items; for many, few scores stand for all."""
     seen = []
     chance = order_sampling.chance_of_others
     monkeypatch.setattr(order_sampling, "chance_of_others", lambda a, *of: seen.append(a.shape) or chance(a, *of))
@@ -111,7 +111,7 @@ def test_a10_batches_of_inclusions_take_few_nodes_and_few_terms(monkeypatch):
     for n, k in ((8, 2), (4096, 64), (4096, 2048)):
         mean = PlackettLuce(logits=torch.randn(2, n, dtype=torch.float64, generator=generator()), k=k).mean
         torch.testing.assert_close(mean.sum(-1), torch.full((2,), float(k), dtype=torch.float64), rtol=0, atol=1e-10)
-    assert all(n == 4096 and nodes <= 2 * 50 for n, nodes in seen)
+    assert all(n < 128 and nodes <= 2 * 50 for n, nodes in seen)
     assert seen
 
 

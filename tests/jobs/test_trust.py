@@ -5,6 +5,7 @@ import pytest
 
 from khot.jobs import _trust, select, select_report
 from khot.jobs.select import Table
+from khot.sklearn import KHotSelector, Portfolio, splicing, surfaces
 
 pytestmark = pytest.mark.slow
 
@@ -66,11 +67,40 @@ def test_what_is_said_of_a_choice():
     other = {"x0": "x2", "x2": "x0"}[chosen.name]
     assert select_report.similar(result) == [f"{other} could stand in for {chosen.name}, r = 0.99."]
     assert sum(feature.stability for feature in result.features) == pytest.approx(1)  # k in each fold
-    assert {select_report.in_folds(result, f) for f in result.features} <= {f"{i} of 5" for i in range(6)}
+    assert sum(feature.subsamples for feature in result.features) == pytest.approx(1)  # and in each half
+    for feature in result.features:
+        for said, count in zip(select_report.in_folds(result, feature), (5, 10), strict=True):
+            assert said in {f"{i} of {count}" for i in range(count + 1)}
     page = select_report.report(result, "khot select")
-    for part in ("<strong>Warning</strong>: The same value", "could stand in for", "chosen in folds", "of 5</td>"):
+    for part in (
+        "<strong>Warning</strong>: The same value",
+        "could stand in for",
+        "chosen in folds",
+        "in halves",
+        "of 5</td>",
+        "of 10</td>",
+    ):
         assert part in page
-    assert select.to_csv(result).splitlines()[0] == "rank,name,inclusion_probability,selected,stability"
+    assert select.to_csv(result).splitlines()[0] == "rank,name,inclusion_probability,selected,stability,subsamples"
+
+
+def test_a_choice_among_equal_columns_is_not_stable_in_halves():
+    """The column that decides is chosen in all halves; which noise goes with it is luck. Ctrl-C leaves no shares."""
+    x = np.random.default_rng(2).standard_normal((120, 12))
+    khot = KHotSelector(2, random_state=0, strategy=splicing)
+    share = _trust.in_halves(x, x[:, 4], "regression", khot, None, lambda *of: None)
+    assert share[4] == 1
+    assert share.sum() == pytest.approx(2)
+    assert np.delete(share, 4).max() < 0.7
+    assert _trust.in_halves(x, x[:, 4], "regression", khot, None, lambda name, done, total: done == 3) is None
+
+
+def test_the_strategy_that_won_chooses_again():
+    x = np.random.default_rng(2).standard_normal((300, 6))
+    portfolio = Portfolio(strategies=(splicing, surfaces))
+    fitted = KHotSelector(2, random_state=0, strategy=portfolio).fit(x, x[:, 0] * x[:, 1])
+    assert _trust.winner(fitted) is surfaces
+    assert _trust.winner(KHotSelector(2, strategy=splicing).fit(x, x[:, 0])) is splicing
 
 
 def test_both_of_a_pair_may_be_chosen():

@@ -11,13 +11,18 @@ from torch.nn.functional import pad
 
 RARE = 35.0  # a chance of e^−RARE may be lost
 SLACK = 4.0  # bounds of spectra are not reached
+SIGNS = 1, 1, -1, -1  # of Chebyshev's polynomials 0, 1, …, in recursions that add
 
 
-def chance_of_others(above: Tensor, below: Tensor, k: Tensor) -> Tensor:
-    """Return P(k − 1 of the others are above) for each i, given the chances of each, (n, m); k is (m)."""
-    n = len(above)
+def chance_of_others(above: Tensor, below: Tensor, k: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Return P(k − 1 of the others are above) for each i, given the chances of each, (n, m); k is (m).
+
+    With a weight (n, m), each event counts so often; the variance of the count must then be large (`terms_of`).
+    """
     p, q = above.detach(), below.detach()
-    off, variance = (p.sum(0) - k).abs(), (p * q).sum(0)
+    often = torch.ones_like(p) if weight is None else weight.detach()
+    n = round(float(often.sum(0).max()))
+    off, variance = ((p * often).sum(0) - k).abs(), (p * q * often).sum(0)
     reach = RARE / 3 + ((RARE / 3) ** 2 + 2 * RARE * variance).sqrt()  # Bernstein's, then Newton towards Bennett's
     for _ in range(2):
         reach = (RARE + reach) / (reach / variance).log1p() - variance
@@ -27,8 +32,8 @@ def chance_of_others(above: Tensor, below: Tensor, k: Tensor) -> Tensor:
     place = torch.where(is_many, n - k, k - 1)
     terms = terms_of(float(variance.min()), n)
     length = int(min(place.max() + 1, modulus.max() + 1))
-    if terms < length:
-        return by_spectrum(above, below, k, variance, modulus, terms)
+    if terms < length or weight is not None:
+        return by_spectrum(above, below, k, variance, modulus, terms, weight)
     up, down = torch.where(is_many, below, above), torch.where(is_many, above, below)
     return by_products(up, down, place, length)
 
@@ -82,7 +87,15 @@ def terms_of(variance: float, n: int) -> float:
     return math.ceil(float(terms.max())) + 1 if fall[-1] < 0 else math.inf
 
 
-def by_spectrum(above: Tensor, below: Tensor, k: Tensor, variance: Tensor, modulus: Tensor, terms: float) -> Tensor:
+def by_spectrum(
+    above: Tensor,
+    below: Tensor,
+    k: Tensor,
+    variance: Tensor,
+    modulus: Tensor,
+    terms: float,
+    weight: Tensor | None = None,
+) -> Tensor:
     """Return P(k − 1 of the others are above) for each i, (n, m), where the variance of the count is large.
 
     The law of the count is the Fourier sum of its characteristic function Π φ_j, φ_j = 1 + q_j (e^iω − 1), at L
@@ -90,26 +103,27 @@ def by_spectrum(above: Tensor, below: Tensor, k: Tensor, variance: Tensor, modul
     Chebyshev's T_c, 1/φ = e^(−iω/2) (1 + 2 Σ τ^c T_c(x)) and log φ = −Σ 2/c τ^c (T_c(x) − T_c(−1)): few sums over items
     give Π φ, and a polynomial in x gives Π φ/φ_i for all of them.
     """
-    n, x = len(above), above - below
+    x = above - below
+    n = len(x) if weight is None else weight.sum(0)
     half = (modulus / 2).ceil()
     length = 2 * half + 1
     highest = torch.minimum(half, (length * (1 - RARE / variance).clamp(min=-1.0).acos() / (2 * math.pi)).ceil() + 1)
     t = torch.arange(int(highest.max()) + 1, dtype=x.dtype, device=x.device)[:, None]
     omega = 2 * math.pi * torch.minimum(t, half) / length  # (T, m)
-    weight = torch.where(t == 0, 1.0, torch.where(t <= half, 2.0, 0.0)) / length
+    share = torch.where(t == 0, 1.0, torch.where(t <= half, 2.0, 0.0)) / length
     basis, double, tangent = [torch.ones_like(x), x], 2 * x, (omega / 4).tan()
     powers = [torch.ones_like(tangent), tangent]
     real, imag = torch.zeros_like(omega), -omega * (k - 0.5)
     for c in range(1, int(terms) + 1):  # signs of T_c: + + − − + + …, those of i^c
-        sign = (1, 1, -1, -1)[c % 4]
-        moment = 2 / c * (basis[c].sum(0) - sign * (-1) ** c * n)
+        sign, values = SIGNS[c % 4], basis[c] if weight is None else basis[c] * weight
+        moment = 2 / c * (values.sum(0) - sign * (-1) ** c * n)
         if c % 2:
             imag = imag + powers[c] * moment
         else:
             real = real - powers[c] * moment
-        basis.append(torch.addcmul(basis[c - 1], double, basis[c], value=sign * (1, 1, -1, -1)[(c + 1) % 4]))
+        basis.append(torch.addcmul(basis[c - 1], double, basis[c], value=sign * SIGNS[(c + 1) % 4]))
         powers.append(powers[c] * tangent)
-    size = weight * torch.minimum(real, variance * (omega.cos() - 1)).exp()  # where the series is too short, the bound
+    size = share * torch.minimum(real, variance * (omega.cos() - 1)).exp()  # where the series is too short, the bound
     parts = size * imag.cos(), 2 * size * imag.sin()
     result = (parts[0].sum(0)).expand_as(x).clone()
     for c in range(1, int(terms) + 1):

@@ -10,7 +10,7 @@ that #(+inf) ≤ k ≤ #(> −inf). How many nodes the sums take is read on the 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, pad
 from torch.utils.checkpoint import checkpoint
 
-from .counts import RARE, chance_of_others
+from .counts import RARE, SIGNS, chance_of_others, terms_of
 from .noise import Uniform, gumbel_quantile, inside
 
 # (scores (…, n), k (…), mask) → k-hot (…, n): `khot.ops.hard_topk`, which the caller gives
@@ -32,6 +32,8 @@ STEP = math.pi**2 / FAR
 NODES, MOST_NODES = 128, 1 << 15
 MOST_LISTED = 1 << 12  # sets, of items drawn so far
 AT_ONCE = 1 << 18  # nodes times items of rows that are summed together
+MANY = 300  # items
+POLYNOMIALS = 1 << 22  # items times polynomials that are held
 CLOSE = 0.03  # how exactly the ends of a window are found
 CHUNK = 1 << 17  # how many numbers a tensor may hold while nodes are summed: few enough for the cache
 GONE = 300.0  # so far out that log F(GONE), log(1 − F(−GONE)) and h(−GONE) are as good as 0, yet no underflow
@@ -224,11 +226,67 @@ def _integrated(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
     """Compute `inclusion` for (r, n) rows of which more than k ≥ 1 are random; the others are −inf.
 
     With g_i(y) = P(k − 1 of the others are above y), h = Σ f_i g_i is the density of the k-th largest score, and
-    π_i = ∫ P(i is above y) (f_i g_i + h) dy. Rows with about as many nodes are taken together.
+    π_i = ∫ P(i is above y) (f_i g_i + h) dy.
     """
     s, order = _close_gaps(scores, k)
+    parts = [_in_rows(noise, *part) for part in _split(s, k)]
+    return torch.empty_like(s).scatter_(-1, order, torch.cat(parts).clamp(0.0, 1.0))
+
+
+def _split(s: Tensor, k: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Split rows, so that the polynomials of many items fit."""
+    count = max(POLYNOMIALS // (s.shape[-1] * max(_degree(s), 1)), 1) if _is_smooth(s) else len(s)
+    return zip(s.split(count), k.split(count), strict=True)
+
+
+def _in_rows(noise: Noise, s: Tensor, k: Tensor) -> Tensor:
+    """Take the integrals; those of many items at few scores, if the count varies enough for that.
+
+    A sum over items of a smooth function of s, and π itself, are polynomials in s but for e^−RARE. So few scores with
+    weights stand for all, and the items get what the polynomial through π at these scores says.
+    """
+    if not _is_smooth(s):
+        return _by_nodes(noise, s, None, k)
+    size = _degree(s)
+    middle, half = (s.amax(-1, keepdim=True) + s.amin(-1, keepdim=True)).detach() / 2, _half_width(s) * 1.001
+    x = (s - middle) / half
+    basis = [torch.ones_like(x), x]
+    for d in range(1, size - 1):
+        basis.append(torch.addcmul(basis[d - 1], 2 * x, basis[d], value=SIGNS[d % 4] * SIGNS[(d + 1) % 4]))
+    polynomials = torch.stack(basis, 1)  # (r, size, n): Chebyshev's, with signs
+    angle = math.pi * (torch.arange(size, dtype=s.dtype, device=s.device) + 0.5) / size
+    order = torch.arange(size, device=s.device)
+    sign = torch.tensor(SIGNS, dtype=s.dtype, device=s.device)[order % 4]
+    turn = (2 / size) * torch.cos(order[:, None] * angle) * sign[:, None]
+    turn[0] /= 2
+    few, weight = middle + half * angle.cos(), polynomials.sum(-1) @ turn
     with torch.no_grad():
-        low, high, counts = _nodes(noise, s, k)
+        *_, variance = _nodes(noise, few, weight, k)
+        is_fit = bool(terms_of(float(variance), s.shape[-1]) < size)
+    if not is_fit:
+        return _by_nodes(noise, s, None, k)
+    at_few = _by_nodes(noise, few.expand_as(weight), weight, k)
+    return ((at_few @ turn.mT).unsqueeze(-2) @ polynomials).squeeze(-2)
+
+
+def _half_width(s: Tensor) -> float:
+    return float((s.amax(-1) - s.amin(-1)).detach().max()) / 2 + 1.0
+
+
+def _degree(s: Tensor) -> int:
+    """Return how many polynomials stand for what is bounded for |Im s| ≤ π/2."""
+    return math.ceil(RARE / math.asinh(math.pi / 2 / _half_width(s))) + 8
+
+
+def _is_smooth(s: Tensor) -> bool:
+    """Tell whether a row has many more items than polynomials that they need."""
+    return s.shape[-1] > MANY and bool(s.isfinite().all()) and 4 * _degree(s) < s.shape[-1]
+
+
+def _by_nodes(noise: Noise, s: Tensor, weight: Tensor | None, k: Tensor) -> Tensor:
+    """Sum over nodes; each score may count several times. Rows with about as many nodes are taken together."""
+    with torch.no_grad():
+        low, high, counts, _ = _nodes(noise, s, weight, k)
         counted = counts.argsort(descending=True)
     parts: list[Tensor] = []
     while (start := sum(map(len, parts))) < len(s):
@@ -236,38 +294,47 @@ def _integrated(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
         rows = counted[start : start + max(AT_ONCE // (s.shape[-1] * count), 1)]
         place = torch.linspace(0, 1, count, dtype=s.dtype, device=s.device)
         y = torch.lerp(low[rows, None], high[rows, None], place)
-        parts.append(made_anew(partial(_summed, noise), 1 + (len(rows) < len(s)), y, s[rows], k[rows]))
-    result = torch.cat(parts)[counted.argsort()]
-    return torch.empty_like(s).scatter_(-1, order, result.clamp(0.0, 1.0))
+        given = y, s[rows], k[rows], *(() if weight is None else (weight[rows],))
+        parts.append(made_anew(partial(_summed, noise), 1 + (len(rows) < len(s)), *given))
+    return torch.cat(parts)[counted.argsort()]
 
 
-def _summed(noise: Noise, y: Tensor, s: Tensor, k: Tensor) -> Tensor:
+def _summed(noise: Noise, y: Tensor, s: Tensor, k: Tensor, weight: Tensor | None = None) -> Tensor:
     """Take the integral for each i at the nodes y (r, m); (r, n)."""
+    count = y.shape[-1]
     z = (y - s.mT.unsqueeze(-1)).flatten(1)  # (n, r m): long rows for each item
     above, below, f = noise.parts(z)
-    both = f * chance_of_others(above, below, k.repeat_interleave(y.shape[-1]))
-    kth = both.sum(0)
+    weight = None if weight is None else weight.mT.repeat_interleave(count, 1)
+    both = f * chance_of_others(above, below, k.repeat_interleave(count), weight)
+    kth = (both if weight is None else both * weight).sum(0)
     total = (above * (both + kth)).view(len(z), *y.shape).sum(-1)
     # The mass is 1/spacing, but for roundings that `total` shares.
     return (total / kth.view(y.shape).sum(-1)).mT
 
 
-def _nodes(noise: Noise, s: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return from where to where nodes stand for each row, and how many; all (r)."""
-    low, high = _window(noise, s, k)
+def _nodes(noise: Noise, s: Tensor, weight: Tensor | None, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return from where to where nodes stand for each row, and how many, all (r); and the least variance of a count."""
+    each = torch.ones_like(k).unsqueeze(-1).expand_as(s) if weight is None else weight
+    low, high = _window(noise, s, each, k)
     # The peak is as wide as the inverse root of Fisher's information about y in who is above it. On a bell curve of
     # width w the rule errs by e^(−2 (πw/h)²), and where the density is e^−r, an error e^r times as large will do.
     points = 10 + math.ceil(float((high - low).max()))
-    need = torch.zeros_like(low)
+    need, least = torch.zeros_like(low), torch.full_like(low, torch.inf)
     for i in _chunks(points + 1, s):
         z = (low.unsqueeze(-1) + ((high - low) / points).unsqueeze(-1) * i).unsqueeze(-1) - s.unsqueeze(-2)
         above, below, f = noise.parts(z)
-        information = (f.square() / (above * below).clamp(min=1e-300)).sum(-1)
-        variance, rarity = (above * below).sum(-1), _rarity(above, below, k.unsqueeze(-1))[1]
+        information = _over(f.square() / (above * below).clamp(min=1e-300), each)
+        variance, rarity = _over(above * below, each), _rarity(above, below, each, k.unsqueeze(-1))[1]
         bell = 0.6 + 0.3 * variance.square() / (variance.square() + 16)  # a peak of few items is less of a bell
         need = torch.maximum(need, (information * (RARE - rarity).clamp(min=0.0) / bell.square()).amax(-1))
+        least = torch.minimum(least, variance.amin(-1))
     spacing = (math.pi * (2 / need).sqrt()).clamp(max=math.pi**2 / RARE)
-    return low, high, ((high - low) / spacing).ceil().long() + 1
+    return low, high, ((high - low) / spacing).ceil().long() + 1, least.min()
+
+
+def _over(values: Tensor, weight: Tensor) -> Tensor:
+    """Sum over items, each as often as it counts."""
+    return (values @ weight.unsqueeze(-1)).squeeze(-1)
 
 
 def _close_gaps(scores: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -282,27 +349,32 @@ def _close_gaps(scores: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(s.isfinite(), closed, s), order
 
 
-def _window(noise: Noise, s: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+def _window(noise: Noise, s: Tensor, weight: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """Return where the k-th largest of each row (r, n) lies but for a chance of e^−RARE: from y to y, both (r)."""
-    reach = torch.where(s.isfinite(), s.abs(), 0.0).amax(-1, keepdim=True) + RARE + math.log(s.shape[-1]) + 5
+    reach = (
+        torch.where(s.isfinite(), s.abs(), 0.0).amax(-1, keepdim=True)
+        + RARE
+        + math.log(float(weight.sum(-1).max()))
+        + 5
+    )
     sides = torch.tensor([-1.0, 1.0], dtype=s.dtype, device=s.device)
     outer, inner = sides * reach, -sides * reach
     for _ in range(math.ceil(math.log2(float(reach.max()) / CLOSE))):
         y = (outer + inner) / 2
         above, below, _ = noise.parts(y.unsqueeze(-1) - s.unsqueeze(-2))
-        excess, rarity = _rarity(above, below, k.unsqueeze(-1))
+        excess, rarity = _rarity(above, below, weight, k.unsqueeze(-1))
         is_far = (rarity > RARE) & (excess * sides < 0)
         outer, inner = torch.where(is_far, y, outer), torch.where(is_far, inner, y)
     low, high = outer.unbind(-1)
     return low, high
 
 
-def _rarity(above: Tensor, below: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+def _rarity(above: Tensor, below: Tensor, weight: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """Return how far the mean of the count above y is from k, and a bound of −log P(the count is as far off as k)."""
-    mean, rest, variance = (t.sum(-1) for t in (above, below, above * below))
+    mean, rest, variance = (_over(t, weight).clamp(min=0.0) for t in (above, below, above * below))
     off = (mean - k).abs()
     bennett = torch.xlogy(variance + off, 1 + off / variance) - off
-    hoeffding = torch.xlogy(k, k / mean) + torch.xlogy(above.shape[-1] - k, (above.shape[-1] - k) / rest)
+    hoeffding = torch.xlogy(k, k / mean) + torch.xlogy(mean + rest - k, (mean + rest - k) / rest)
     return mean - k, torch.maximum(bennett.nan_to_num(0.0), hoeffding)  # NaN: a count that is certainly k
 
 

@@ -183,12 +183,8 @@ def _show(result: "Selection", report: Path | None) -> None:
         show.print(note, style="dim")
     for said in result.warnings:
         show.print(f"Warning: {said}", style="yellow")
-    folds = stability_header(result)
-    rows = [
-        [f.name, str(f.rank), f"{f.inclusion_probability:.3f}"] + [in_folds(result, f) for _ in folds]
-        for f in result.chosen
-    ]
-    show.print(table(["feature", "rank", "inclusion probability", *folds], rows))
+    rows = [[f.name, str(f.rank), f"{f.inclusion_probability:.3f}", *in_folds(result, f)] for f in result.chosen]
+    show.print(table(["feature", "rank", "inclusion probability", *stability_header(result)], rows))
     for said in (*similar(result), *sure(result), *discovered(result)):
         show.print(said)
     if result.candidates:

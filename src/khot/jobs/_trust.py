@@ -1,10 +1,15 @@
-"""What may be wrong with a choice of features: constants, copies of the target, and columns that could stand in."""
+"""What may be wrong with a choice of features: constants, copies of the target, stand-ins, and choices by luck."""
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import polars as pl
+from sklearn.base import clone
 from sklearn.metrics import balanced_accuracy_score
+from sklearn.model_selection import KFold, StratifiedKFold
 from sklearn.tree import DecisionTreeClassifier
 
 from ._text import leave_out, some
@@ -13,6 +18,7 @@ COPY = 0.999  # smallest correlation, or balanced accuracy, of a column that may
 STAND_IN = 0.95  # smallest correlation of a column that could stand in for another
 SAMPLE = 2000  # most rows, evenly spaced, on which classes are told apart
 LARGE = 20_000  # most rows, evenly spaced, of correlations
+PAIRS = 5  # of halves of the rows
 
 
 def warn_of(names: Sequence[str], x: np.ndarray, y: np.ndarray | None, task: str, *, is_image: bool) -> list[str]:
@@ -53,6 +59,44 @@ def stand_ins(x: np.ndarray, columns: np.ndarray) -> list[list[tuple[int, float]
     r = correlations(x[:, columns], x)
     r[np.arange(len(columns)), columns] = 0.0
     return [[(int(i), float(row[i])) for i in np.argsort(-abs(row)) if abs(row[i]) >= STAND_IN] for row in r]
+
+
+def winner(selector: Any) -> Any:
+    """Return the strategy whose choice it was, so that it can choose again alone."""
+    strategy = selector.strategy
+    names = [row["candidate"] for row in selector.history_ if "candidate" in row]
+    found = [s for s in getattr(strategy, "strategies", ()) if names and getattr(s, "__name__", "") == names[0]]
+    return found[0] if found else strategy
+
+
+def in_halves(
+    x: np.ndarray,
+    y: np.ndarray | None,
+    task: str,
+    khot: Any,
+    prepare: Callable[[np.ndarray, np.ndarray | None], np.ndarray] | None,
+    on_half: Callable[[str, int, int], bool | None],
+) -> np.ndarray | None:
+    """Return for each column the share of random halves of the rows, in pairs that make up all, that choose it.
+
+    Reference: Shah and Samworth, "Variable selection with error control" (2013). None if no half can be chosen from, or
+    if `on_half` returns True.
+    """
+    kind = StratifiedKFold if task == "classification" else KFold
+    choices: list[np.ndarray] = []
+    for pair in range(PAIRS):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The least populated class|The number of unique classes")
+            parts = list(kind(2, shuffle=True, random_state=pair).split(x, y))
+        for i, (rows, _) in enumerate(parts):
+            if on_half("khot, halves", 2 * pair + i, 2 * PAIRS):
+                return None
+            known, target = x[rows], None if y is None else y[rows]
+            with warnings.catch_warnings(), suppress(ValueError):  # such as one class
+                warnings.filterwarnings("ignore", message="The number of unique classes")
+                known = known if prepare is None else prepare(known, target)
+                choices.append(clone(khot).fit(known, target).get_support())
+    return np.mean(choices, axis=0) if choices else None
 
 
 def _ranks(x: np.ndarray) -> np.ndarray:

@@ -36,7 +36,8 @@ from ._table import digits as digits
 from ._table import read_table as read_table
 from ._text import Reading as Reading
 from ._text import TableError as TableError
-from ._trust import stand_ins, warn_of
+from ._trust import PAIRS as PAIRS
+from ._trust import in_halves, stand_ins, warn_of, winner
 from ._wish import Wish as Wish
 from ._wish import read_costs as read_costs
 from ._wish import read_groups as read_groups
@@ -60,6 +61,7 @@ class Feature(NamedTuple):
     rank: int
     inclusion_probability: float
     stability: float | None = None  # share of folds in which it was chosen, if they were compared
+    subsamples: float | None = None  # share of random halves of the rows in which it was chosen, if they were drawn
     stand_ins: tuple[tuple[str, float], ...] = ()  # for a chosen one: features like it, and their correlations
 
 
@@ -198,6 +200,12 @@ def select(
         if "khot" in result.scores and (share := result.scores["khot"].chosen):
             pairs = zip(result.features, order, strict=True)
             result.features = [feature._replace(stability=share[first[i]]) for feature, i in pairs]
+            ready = None if prepare is None else partial(prepared, clone(prepare))
+            again = clone(khot).set_params(strategy=winner(selector), callback=watch)
+            halves = in_halves(table.x, y, task, again, ready, fold)
+            if halves is not None and not is_interrupted():
+                pairs = zip(result.features, order, strict=True)
+                result.features = [feature._replace(subsamples=float(halves[first[i]])) for feature, i in pairs]
         result.is_complete = not is_interrupted()
     result.seconds = monotonic() - began
     return result
@@ -379,6 +387,7 @@ def to_json(selection: Selection, report: Path | None) -> str:
 
 def to_csv(selection: Selection) -> str:
     """Return all features as CSV, the best first."""
-    rows = [(*f[1::-1], f.inclusion_probability, int(f.rank <= selection.k), f.stability) for f in selection.features]
-    frame = pl.DataFrame(rows, ["rank", "name", "inclusion_probability", "selected", "stability"], orient="row")
+    rows = [(*f[1::-1], f.inclusion_probability, int(f.rank <= selection.k), *f[3:5]) for f in selection.features]
+    columns = ["rank", "name", "inclusion_probability", "selected", "stability", "subsamples"]
+    frame = pl.DataFrame(rows, columns, orient="row")
     return str(frame.write_csv(float_precision=6))

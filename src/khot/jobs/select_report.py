@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from ._page import Html, dim, figure, lines, meter, page, pairs, pixels, section, table, tag
-from .select import RIVALS, XOR, Feature, Score, Selection
+from .select import PAIRS, RIVALS, XOR, Feature, Score, Selection
 
 SHOWN = 30  # largest number of features in the picture
 STAND_INS = 3  # largest number of features named for each chosen one
@@ -135,26 +135,28 @@ def _chosen(s: Selection) -> list[Html]:
         parts.append(figure(picture, "The chosen pixels are framed; the stronger the colour, the more probable."))
     folds = stability_header(s)
     rows = [
-        [f.name, meter(f.inclusion_probability, is_marked=f.rank <= s.k), f"{f.inclusion_probability:.3f}"]
-        + [in_folds(s, f) for _ in folds]
+        [f.name, meter(p := f.inclusion_probability, is_marked=f.rank <= s.k), f"{p:.3f}", *in_folds(s, f)]
         for f in s.features[:SHOWN]
     ]
     parts.append(table(["feature", "", "inclusion probability", *folds], rows, range(s.k)))
     more = f" The first {SHOWN} are shown." if len(s.features) > SHOWN else ""
-    how = " Chosen in folds: how often it is chosen again from a part of the rows." if folds else ""
+    how = " Chosen in folds, in halves: how often it is chosen again from a part of the rows." if folds else ""
     parts += [tag("p", said) for said in (*similar(s), *discovered(s))]
     return [*parts, dim(f"Inclusion probabilities sum to k over all features.{how}{more}")]
 
 
 def stability_header(s: Selection) -> list[str]:
-    """Return the name of the column of `in_folds`, if there is one."""
-    return ["chosen in folds"] if s.features and s.features[0].stability is not None else []
+    """Return the names of the columns of `in_folds`, if there are any."""
+    first = s.features[0] if s.features else None
+    names = [("chosen in folds", first and first.stability), ("in halves", first and first.subsamples)]
+    return [name for name, share in names if share is not None]
 
 
-def in_folds(s: Selection, feature: Feature) -> str:
-    """Say in how many folds a feature was chosen."""
-    folds = sum(map(math.isfinite, s.scores["khot"].folds))
-    return f"{round((feature.stability or 0.0) * folds)} of {folds}"
+def in_folds(s: Selection, feature: Feature) -> list[str]:
+    """Say in how many folds, and in how many random halves of the rows, a feature was chosen."""
+    counts = sum(map(math.isfinite, s.scores["khot"].folds)) if "khot" in s.scores else 0, 2 * PAIRS
+    shares = zip((feature.stability, feature.subsamples), counts, strict=True)
+    return [f"{round(share * count)} of {count}" for share, count in shares if share is not None]
 
 
 def similar(s: Selection) -> list[str]:
