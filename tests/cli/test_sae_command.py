@@ -115,6 +115,29 @@ def test_tokens_and_an_unembedding_reach_the_report(acts, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+def test_the_unembedding_of_a_transcoder_has_the_columns_of_its_targets(acts, tmp_path):
+    np.save(tmp_path / "ids.npy", np.arange(TOKENS) % 3)
+    (tmp_path / "words.txt").write_text("zebra\nlion\ngnu\n")
+    np.save(tmp_path / "after.npy", matrix()[:, :5])
+    named = (
+        "--tokens",
+        tmp_path / "ids.npy",
+        "--vocabulary",
+        tmp_path / "words.txt",
+        "--target",
+        tmp_path / "after.npy",
+    )
+    how = ("--k", "2,3", "--latents", 64, "--steps", 3, *named, "--unembedding", tmp_path / "unembedding.npy")
+    np.save(tmp_path / "unembedding.npy", matrix()[:3])
+    wrong = sae(acts, *how, "--out", tmp_path / "out")
+    assert wrong.exit_code == 2
+    assert "must have the shape (3, 5)" in " ".join(wrong.stderr.split())
+    np.save(tmp_path / "unembedding.npy", matrix()[:3, :5])
+    done = sae(acts, *how, "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert " gnu" in (tmp_path / "out" / "k3" / "report.html").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -123,7 +146,7 @@ def test_tokens_and_an_unembedding_reach_the_report(acts, tmp_path):
         (["--k", "inf"], "`k` must be > 0 and finite; got inf."),
         (["--k", "nan"], "`k` must be > 0 and finite; got nan."),
         (["--array", "zz"], "must have an array 'zz'; got acts."),
-        (["--kind", "mutual"], "`kind` must be one of 'topk', 'batch', 'feature'; got 'mutual'."),
+        (["--kind", "mutual"], "`kind` must be one of 'topk', 'batch', 'feature', 'jumprelu'; got 'mutual'."),
         (["--selector", "nosuch"], "`selector` must be one of 'hard', 'straight-through', 'soft', 'sampled'"),
         (["--steps", 0], "`steps` must be ≥ 1; got 0."),
         (["--lr", 0], "`lr` must be > 0"),
