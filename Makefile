@@ -128,7 +128,9 @@ temperature: $(call stamp,test)
 moe: $(call stamp,test)
 	$(BIN)/python -m benchmarks.moe_theory
 	$(BIN)/python -m benchmarks.moe
+	$(BIN)/python -m benchmarks.moe_text
 	$(BIN)/python -m benchmarks.moe_speed
+	$(BIN)/python -m benchmarks.moe_speed --beside transformers
 
 # Which features? Half an hour; the files that docs/feature-selection.md shows.
 selection: $(call stamp,test)

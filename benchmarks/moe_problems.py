@@ -1,18 +1,23 @@
-"""Two small problems for mixtures of experts, the routers, and their training; behind benchmarks/moe.py."""
+"""Two small problems for mixtures of experts, the routers, and their training; behind benchmarks/moe.py.
+
+Models are small, so many are trained at once: all seeds and settings of a router are members of one batched model, with
+parameters, data and batches of their own. All experts are computed for all tokens, and the weights of those that are
+not chosen are 0: outputs and gradients are those of `khot.nn.MoE`, which a test checks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import cross_entropy
 
-from khot.nn import MoE, Router
 from khot.nn import routing as r
 
 Route = Callable[..., r.Routing]
@@ -32,13 +37,13 @@ class Problem(NamedTuple):
     y: Tensor
     test_x: Tensor
     test_y: Tensor
-    expert: Callable[[], nn.Module]
-    perceptron: Callable[[int], nn.Module]
-    """A dense network with so many hidden units."""
-    linear: Callable[[], nn.Module]
+    hidden: int
+    """Units of an expert; 0 for a linear one."""
+    outputs: int
     loss: Callable[[Tensor, Tensor], Tensor]
+    """Of outputs (tokens, outputs) and targets, each token's."""
     error: Callable[[Tensor, Tensor], Tensor]
-    """Less is better."""
+    """Less is better; each token's."""
     rates: tuple[float, ...]
     """Learning rates to choose from."""
 
@@ -52,15 +57,21 @@ def regression(seed: int) -> Problem:
     centres = nn.functional.normalize(torch.randn(EXPERTS, 4, generator=generator), dim=-1)
     slopes = torch.randn(EXPERTS, 4, generator=generator)
     x = torch.randn(8000, 4, generator=generator)
-    y = (slopes[(x @ centres.mT).argmax(-1)] * x).sum(-1, keepdim=True)
-    y = y / y.std() + 0.1 * torch.randn(8000, 1, generator=generator)
+    y = (slopes[(x @ centres.mT).argmax(-1)] * x).sum(-1)
+    y = y / y.std() + 0.1 * torch.randn(8000, generator=generator)
 
-    def perceptron(hidden: int) -> nn.Module:
-        return nn.Sequential(nn.Linear(4, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+    def squared(output: Tensor, target: Tensor) -> Tensor:
+        return (output[..., 0] - target).square()
 
-    expert = partial(nn.Linear, 4, 1)
-    parts = x[:4000], y[:4000], x[4000:], y[4000:]
-    return Problem(*parts, expert, perceptron, expert, mse_loss, mse_loss, (0.03, 0.1))
+    return Problem(x[:4000], y[:4000], x[4000:], y[4000:], 0, 1, squared, squared, (0.03, 0.1))
+
+
+@cache
+def _images() -> tuple[Tensor, Tensor]:
+    from sklearn.datasets import load_digits
+
+    images, labels = (torch.as_tensor(v) for v in load_digits(return_X_y=True))
+    return images.float() / 16, labels
 
 
 def digits(seed: int) -> Problem:
@@ -68,25 +79,20 @@ def digits(seed: int) -> Problem:
 
     A tuning seed sees no test: it divides the 1257, each in its own way.
     """
-    from sklearn.datasets import load_digits
-
-    images, labels = (torch.as_tensor(v) for v in load_digits(return_X_y=True))
+    x, labels = _images()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     if seed in TUNING:
         order = order[:1257][torch.randperm(1257, generator=torch.Generator().manual_seed(seed))]
     train, test = order[: 1257 * len(order) // 1797], order[1257 * len(order) // 1797 :]
-    x = images.float() / 16
     x = x - x[train].mean(0)  # routers are linear: with a mean, all would go the same way
 
-    def perceptron(hidden: int) -> nn.Module:
-        return nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        return cross_entropy(output.flatten(0, -2), target.flatten(), reduction="none").view(target.shape)
 
     def error(output: Tensor, target: Tensor) -> Tensor:
-        return (output.argmax(-1) != target).float().mean()
+        return (output.argmax(-1) != target).float()
 
-    linear = partial(nn.Linear, 64, 10)
-    parts = x[train], labels[train], x[test], labels[test]
-    return Problem(*parts, partial(perceptron, 16), perceptron, linear, cross_entropy, error, (0.01, 0.03))
+    return Problem(x[train], labels[train], x[test], labels[test], 16, 10, loss, error, (0.01, 0.03))
 
 
 PROBLEMS: dict[str, Callable[[int], Problem]] = {"regression": regression, "digits": digits}
@@ -102,6 +108,8 @@ class Contender(NamedTuple):
     biased: bool = False
     least: int = 1
     """Experts a token, for it to differ from another contender."""
+    joint: bool = False
+    """Whether it looks at all tokens at once."""
 
     @property
     def balances(self) -> tuple[float, ...]:
@@ -120,18 +128,28 @@ def _normalized(route: Route, **options: bool) -> Callable[[int], Route]:
     return lambda k: partial(route, normalize=k > 1, **options)
 
 
+def softmax_weights(logits: Tensor, k: int, *, sample: bool = True) -> r.Routing:
+    """Chosen by a sample of σ_k, and weighted by a softmax over all experts: weights that sum to less than 1."""
+    drawn = r.sigma_topk(logits, k, sample=sample)
+    return drawn._replace(weights=logits.softmax(-1).gather(-1, drawn.indices))
+
+
 ROUTERS = {
     "softmax_topk": Contender(_normalized(r.softmax_topk), r.load_balance_loss),
+    "softmax_topk, not normalised": Contender(
+        _always(partial(r.softmax_topk, normalize=False)), r.load_balance_loss, least=2
+    ),
     "sigmoid_gates": Contender(_normalized(r.sigmoid_gates), biased=True),
     "noisy_topk": Contender(_normalized(r.noisy_topk), r.importance_loss),
-    "expert_choice": Contender(_always(r.expert_choice)),
+    "expert_choice": Contender(_always(r.expert_choice), joint=True),
     "dselect_k": Contender(_always(r.dselect_k), r.importance_loss),
     "sigma_topk": Contender(_normalized(r.sigma_topk), r.importance_loss),
     "sigma_topk, sampled": Contender(_normalized(r.sigma_topk, sample=True), r.importance_loss),
+    "sigma_topk, sampled, softmax weights": Contender(_always(softmax_weights), r.importance_loss),
     "sigma_topk, weights π": Contender(_always(r.sigma_topk), r.importance_loss, least=2),
     "sigma_topk, straight-through": Contender(_normalized(r.sigma_topk, straight_through=True), r.importance_loss),
-    "balanced_sigma_topk": Contender(_normalized(r.balanced_sigma_topk)),
-    "balanced_sigma_topk, sampled": Contender(_normalized(r.balanced_sigma_topk, sample=True)),
+    "balanced_sigma_topk": Contender(_normalized(r.balanced_sigma_topk), joint=True),
+    "balanced_sigma_topk, sampled": Contender(_normalized(r.balanced_sigma_topk, sample=True), joint=True),
 }
 DENSE = ("dense", "linear")
 """What they are compared with."""
@@ -168,87 +186,167 @@ class Measures:
     """Experts for each token, on average."""
 
 
-class Tempered(Router):
-    """Scores divided by a temperature, whatever the router."""
-
-    temperature = 1.0
-
-    def forward(self, x: Tensor, *, generator: torch.Generator | None = None) -> r.Routing:
-        """As `Router`."""
-        return super().forward(x / self.temperature, generator=generator)
+def _uniform(generators: Sequence[torch.Generator], inputs: int, *shape: int) -> nn.Parameter:
+    """As `nn.Linear` begins, for each member."""
+    drawn = torch.stack([torch.rand(shape, generator=generator) for generator in generators])
+    return nn.Parameter((2 * drawn - 1) / inputs**0.5)
 
 
-def mixture(problem: Problem, contender: Contender, k: int, temperature: float) -> MoE:
-    """Eight experts behind the router."""
-    router = Tempered(problem.x.shape[-1], EXPERTS, k, route=contender.route(k), biased=contender.biased)
-    router.temperature = temperature
-    return MoE(router, [problem.expert() for _ in range(EXPERTS)])
+class Networks(nn.Module):
+    """For each member, a sum of n networks with weights."""
+
+    def __init__(self, generators: Sequence[torch.Generator], n: int, inputs: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        self.n, self.hidden = n, hidden
+        if hidden:
+            self.w1 = _uniform(generators, inputs, inputs, n * hidden)
+            self.b1 = _uniform(generators, inputs, 1, n * hidden)
+        self.w2 = _uniform(generators, hidden or inputs, n, hidden or inputs, outputs)
+        self.b2 = _uniform(generators, hidden or inputs, n, outputs)
+
+    def forward(self, x: Tensor, weights: Tensor) -> Tensor:
+        """Tokens (members, tokens, inputs) and weights (members, tokens, n) → (members, tokens, outputs)."""
+        each = torch.baddbmm(self.b1, x, self.w1).relu().unflatten(-1, (self.n, -1)) if self.hidden else x[..., None, :]
+        weighted = (each * weights[..., None]).flatten(-2)  # (members, tokens, n·hidden)
+        return weighted @ self.w2.flatten(1, 2) + weights @ self.b2
 
 
-def dense(problem: Problem, k: int) -> nn.Module:
-    """The perceptron with as many parameters as a token meets in a mixture: the router's and those of k experts."""
-    size = problem.x.shape[-1] * EXPERTS + k * _count(problem.expert())
-    one, two = (_count(problem.perceptron(hidden)) for hidden in (1, 2))
-    return problem.perceptron(max(1, round((size - one) / (two - one)) + 1))
+Routings = r.Routing | list[r.Routing]
+"""Of all members, members first, or one for each; an empty list without a router."""
 
 
-def _count(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
+class Mixtures(nn.Module):
+    """For each member, eight experts behind a router."""
+
+    bias: Tensor
+
+    def __init__(
+        self, contender: Contender, k: int, problem: Problem, seeds: Sequence[int], temperature: Sequence[float]
+    ) -> None:
+        super().__init__()
+        generators, inputs = [torch.Generator().manual_seed(seed) for seed in seeds], problem.x.shape[-1]
+        self.experts = Networks(generators, EXPERTS, inputs, problem.hidden, problem.outputs)
+        self.contender, self.k, self.route = contender, k, contender.route(k)
+        plain: Any = self.route
+        while isinstance(plain, partial):
+            plain = plain.func
+        self.takes = inspect.signature(plain).parameters
+        width = getattr(plain, "width", lambda n, k: n)(EXPERTS, k)
+        self.weight = _uniform(generators, inputs, inputs, width)
+        self.register_buffer("temperature", torch.tensor(temperature).view(-1, 1, 1))
+        self.register_buffer("bias", torch.zeros(len(seeds), EXPERTS))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Routings]:
+        """Tokens (members, tokens, inputs) → (members, tokens, outputs), and the routing."""
+        given = {"num_experts": EXPERTS, "training": self.training} | ({} if self.training else {"sample": False})
+        call = partial(self.route, k=self.k, **{name: v for name, v in given.items() if name in self.takes})
+        logits = x @ self.weight / self.temperature
+        if self.contender.biased or self.contender.joint:
+            bias = ({"bias": each} if self.contender.biased else {} for each in self.bias)
+            routings = [call(each, **more) for each, more in zip(logits, bias, strict=True)]
+            return self.experts(x, torch.stack([_dense(routing) for routing in routings])), routings
+        routing = call(logits)
+        return self.experts(x, _dense(routing)), routing
+
+
+def _dense(routing: r.Routing) -> Tensor:
+    """Weights (…, n), 0 where an expert was not chosen."""
+    zeros = routing.weights.new_zeros(*routing.weights.shape[:-1], routing.probs.shape[-1] + 1)
+    return zeros.scatter(-1, routing.indices, routing.weights)[..., :-1]
+
+
+class Plain(nn.Module):
+    """What the mixtures are compared with: one network for each member, linear or with hidden units."""
+
+    def __init__(self, hidden: int, problem: Problem, seeds: Sequence[int]) -> None:
+        super().__init__()
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self.network = Networks(generators, 1, problem.x.shape[-1], hidden, problem.outputs)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Routings]:
+        """As `Mixtures`, without a routing."""
+        return self.network(x, torch.ones_like(x[..., :1])), []
+
+
+def units(problem: Problem, k: int) -> int:
+    """Hidden units with as many parameters as a token meets in a mixture: the router's and those of k experts."""
+
+    def size(hidden: int) -> int:
+        inputs, outputs = problem.x.shape[-1], problem.outputs
+        return hidden * (inputs + 1 + outputs) + outputs if hidden else (inputs + 1) * outputs
+
+    wanted = problem.x.shape[-1] * EXPERTS + k * size(problem.hidden)
+    return max(1, round((wanted - size(1)) / (size(2) - size(1))) + 1)
+
+
+Found = list[tuple[int, list[Measures]]]
+"""Steps, and what each member measured at each."""
 
 
 def train(
-    name: str, problem: Problem, k: int, setting: Setting, *, seed: int, steps: int, when: Sequence[int]
-) -> Iterator[tuple[int, Measures]]:
-    """Adam, with a rate that falls to 0 as a cosine; measures `when` asked for."""
-    torch.manual_seed(seed)
-    contender = ROUTERS.get(name)
-    model = (
-        mixture(problem, contender, k, setting.temperature)
-        if contender
-        else dense(problem, k)
-        if name == "dense"
-        else problem.linear()
-    )
-    adam = torch.optim.Adam(model.parameters(), lr=setting.rate, fused=True)
+    name: str,
+    make: Callable[[int], Problem],
+    k: int,
+    members: Sequence[tuple[int, Setting]],
+    *,
+    steps: int,
+    when: Sequence[int],
+) -> Found:
+    """Train members (seed and setting; one learning rate) by Adam, with a rate that falls to 0 as a cosine."""
+    rate, contender = members[0][1].rate, ROUTERS.get(name)
+    assert all(setting.rate == rate for _, setting in members)
+    seeds = [seed for seed, _ in members]
+    problems = {seed: make(seed) for seed in seeds}
+    one = problems[seeds[0]]
+    torch.manual_seed(sum(seeds))  # of noise and samples
+    if contender:
+        model: nn.Module = Mixtures(contender, k, one, seeds, [setting.temperature for _, setting in members])
+    else:
+        model = Plain(units(one, k) if name == "dense" else 0, one, seeds)
+    balance = torch.tensor([setting.balance for _, setting in members])
+    x, y, test_x, test_y = (torch.stack([problems[seed][part] for seed in seeds]) for part in range(4))
+    adam = torch.optim.Adam(model.parameters(), lr=rate, fused=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
+    batches = {seed: torch.Generator().manual_seed(seed) for seed in problems}  # the same for every router
+    rows, found = torch.arange(len(members))[:, None], []
     for step in range(steps + 1):
         if step in when:
-            yield step, measure(model, problem)
+            found.append((step, measure(model, one, test_x, test_y)))
         if step == steps:
             break
-        batch = torch.randint(len(problem.x), (BATCH,))
-        loss = _loss(model, contender, problem, batch, setting.balance)
+        drawn = {seed: torch.randint(len(one.x), (BATCH,), generator=each) for seed, each in batches.items()}
+        batch = torch.stack([drawn[seed] for seed in seeds])
+        output, routing = model(x[rows, batch])
+        loss = one.loss(output, y[rows, batch]).mean(-1).sum()
+        if contender and contender.cure:
+            loss = loss + (balance * torch.vmap(contender.cure)(routing)).sum()
         adam.zero_grad()
         loss.backward()
         adam.step()
         schedule.step()
-
-
-def _loss(model: nn.Module, contender: Contender | None, problem: Problem, batch: Tensor, balance: float) -> Tensor:
-    x, y = problem.x[batch], problem.y[batch]
-    if contender is None:
-        return problem.loss(model(x), y)
-    output, routing, _ = model(x)
-    if contender.biased:
-        r.update_bias(model.router.bias, routing, rate=balance)
-    loss = problem.loss(output, y)
-    return loss + balance * contender.cure(routing) if contender.cure and balance else loss
+        if contender and contender.biased:
+            for bias, each, size in zip(model.bias, routing, balance.tolist(), strict=True):
+                r.update_bias(bias, each, rate=size)
+    return found
 
 
 @torch.no_grad()
-def measure(model: nn.Module, problem: Problem) -> Measures:
-    """On the test data, without noise."""
+def measure(model: nn.Module, problem: Problem, x: Tensor, y: Tensor) -> list[Measures]:
+    """On the test data, without noise; of each member."""
     model.eval()
-    found = model(problem.test_x)
+    output, found = model(x)
     model.train()
-    if isinstance(found, Tensor):
-        error = float(problem.error(found, problem.test_y))
-        return Measures(error=error, violation=0.0, dead=0, entropy=0.0, active=0.0)
-    output, routing, _ = found
-    return Measures(
-        error=float(problem.error(output, problem.test_y)),
-        violation=r.max_violation(routing),
-        dead=r.dead_experts(routing),
-        entropy=r.routing_entropy(routing),
-        active=float(r.load(routing).sum()) / len(output),
-    )
+    routings = [r.Routing(*parts) for parts in zip(*found, strict=True)] if isinstance(found, r.Routing) else found
+    errors = problem.error(output, y).mean(-1).tolist()
+    if not routings:
+        return [Measures(error=error, violation=0.0, dead=0, entropy=0.0, active=0.0) for error in errors]
+    return [
+        Measures(
+            error=error,
+            violation=r.max_violation(routing),
+            dead=r.dead_experts(routing),
+            entropy=r.routing_entropy(routing),
+            active=float(r.load(routing).sum()) / x.shape[1],
+        )
+        for error, routing in zip(errors, routings, strict=True)
+    ]

@@ -1,16 +1,19 @@
 """The mixture-of-experts benchmarks measure what they say."""
 
 import math
-from dataclasses import replace
+from collections import Counter
+from dataclasses import fields, replace
 
 import pytest
 import torch
 
 from benchmarks import common, moe, moe_speed
 from benchmarks import moe_problems as problems
+from benchmarks import moe_text as language
 from benchmarks import moe_theory as theory
 from benchmarks.common import ROOT
 from khot.bench import Settings, measure
+from khot.nn import MoE, Router, routing
 
 pytestmark = pytest.mark.slow
 
@@ -103,14 +106,60 @@ def test_the_slopes_in_the_repository():
 # Routers -------------------------------------------------------------------------------------------------------------
 
 
-def final(name, problem, k, steps, setting, seed=0):
-    ((_, found),) = problems.train(name, problem, k, setting, seed=seed, steps=steps, when=[steps])
+def final(name, make, k, steps, setting, seed=0):
+    ((_, (found,)),) = problems.train(name, make, k, [(seed, setting)], steps=steps, when=[steps])
     return found
+
+
+@pytest.mark.parametrize("problem", problems.PROBLEMS)
+@pytest.mark.parametrize("router", problems.ROUTERS)
+def test_mixtures_at_once_are_those_of_the_layer(router, problem):
+    """Outputs, losses of the load and all gradients of two members, beside `khot.nn.MoE` for each."""
+    contender, p, k = problems.ROUTERS[router], problems.PROBLEMS[problem](0), 2
+    models = problems.Mixtures(contender, k, p, [3, 4], [0.5, 0.2]).eval()  # without noise
+    x = torch.stack([p.x[:40], p.x[40:80]])
+    output, found = models(x)
+    routings = [routing.Routing(*parts) for parts in zip(*found, strict=True)] if contender.cure else found
+    output.square().sum().backward()
+    for i, temperature in enumerate([0.5, 0.2]):
+        router = Router(p.x.shape[-1], 8, k, route=contender.route(k), biased=contender.biased)
+        linear = [torch.nn.Linear(p.x.shape[-1], p.hidden or p.outputs) for _ in range(8)]
+        more = [torch.nn.Linear(p.hidden, p.outputs) for _ in range(8)] if p.hidden else []
+        experts = [torch.nn.Sequential(a, torch.nn.ReLU(), b) for a, b in zip(linear, more, strict=False)] or linear
+        with torch.no_grad():
+            router.weight.copy_(models.weight[i].mT / temperature)
+            for j, layer in enumerate(more or linear):
+                layer.weight.copy_(models.experts.w2[i, j].mT)
+                layer.bias.copy_(models.experts.b2[i, j])
+            for j, layer in enumerate(linear if more else ()):
+                layer.weight.copy_(models.experts.w1[i].unflatten(-1, (8, -1))[:, j].mT)
+                layer.bias.copy_(models.experts.b1[i, 0].unflatten(-1, (8, -1))[j])
+        layer = MoE(router, experts).eval()
+        expected = layer(x[i])
+        torch.testing.assert_close(output[i], expected.output, rtol=1e-4, atol=1e-5)
+        assert torch.equal(routing.load(routings[i]), routing.load(expected.routing))
+        expected.output.square().sum().backward()
+        torch.testing.assert_close(models.weight.grad[i].mT * temperature, router.weight.grad, rtol=1e-3, atol=1e-4)
+        slopes = torch.stack(
+            [torch.zeros_like(e.weight) if e.weight.grad is None else e.weight.grad for e in more or linear]
+        )
+        torch.testing.assert_close(models.experts.w2.grad[i].mT, slopes, rtol=1e-3, atol=1e-4)
+
+
+def test_members_do_not_touch_each_other():
+    setting = problems.Setting(0.03, 0.3, 0.01)
+    ((_, both),) = problems.train(
+        "sigma_topk", problems.regression, 2, [(0, setting), (1, setting)], steps=30, when=[30]
+    )
+    assert [final("sigma_topk", problems.regression, 2, 30, setting, seed).error for seed in (0, 1)] == pytest.approx(
+        [each.error for each in both], rel=1e-3
+    )
+    assert both[0].error != pytest.approx(both[1].error, rel=1e-3)
 
 
 @pytest.mark.parametrize(("name", "steps"), [("regression", 120), ("digits", 150)])
 def test_sigma_topk_soon_beats_the_linear_model(name, steps):
-    problem = problems.PROBLEMS[name](0)
+    problem = problems.PROBLEMS[name]
     ours = final("sigma_topk", problem, 2, steps, problems.Setting(0.03, 0.3, 0.01))
     linear = final("linear", problem, 2, steps, problems.Setting(0.03))
     assert ours.error < 0.9 * linear.error
@@ -120,7 +169,7 @@ def test_sigma_topk_soon_beats_the_linear_model(name, steps):
 
 def test_a_router_that_sees_nothing_is_no_better_than_a_linear_model():
     """A negative control: all scores are 0, so that all tokens go to the same two experts."""
-    problem = problems.regression(0)
+    problem = problems.regression
     blind = final("sigma_topk", problem, 2, 120, problems.Setting(0.03, math.inf))
     linear = final("linear", problem, 2, 120, problems.Setting(0.03))
     assert blind.error == pytest.approx(linear.error, rel=0.05)
@@ -148,8 +197,8 @@ def _mean(seed):
 
 def test_the_dense_network_is_as_large_as_what_a_token_meets():
     p = problems.digits(0)
-    size = sum(w.numel() for w in problems.dense(p, 2).parameters())
-    meets = 64 * 8 + 2 * sum(w.numel() for w in p.expert().parameters())
+    size = sum(w.numel() for w in problems.Plain(problems.units(p, 2), p, [0]).parameters())
+    meets = 64 * 8 + 2 * (64 * 16 + 16 + 16 * 10 + 10)
     assert size == pytest.approx(meets, rel=0.02)
 
 
@@ -195,15 +244,20 @@ ERRORS = {"softmax_topk": 0.2, "sigma_topk": 0.3, "noisy_topk": 0.9, "linear": 0
 
 def test_the_table_is_that_of_the_results():
     rows = moe.from_csv((ROOT / "benchmarks" / "results" / "moe.csv").read_text(encoding="utf-8"))
-    lines = sum(contender.least <= k for _, k in moe.CASES for contender in moe.ROUTERS.values())
-    assert len(rows) == (lines + len(moe.CASES) * len(moe.DENSE)) * len(moe.FULL.seeds)
-    assert (ROOT / "docs" / "tables" / "moe.md").read_text(encoding="utf-8") == moe.table(rows)
+    runs = Counter((row.problem, row.k, row.router) for row in rows)
+    assert set(runs.values()) == {len(moe.FULL.seeds)}  # as many of each
+    page = (ROOT / "docs" / "tables" / "moe.md").read_text(encoding="utf-8")
+    assert page == moe.table(rows)
+    for name, k in moe.CASES:
+        for router, contender in moe.ROUTERS.items():  # each is in the table of its case, or named below it
+            part = page.split(f"**{moe.TITLES[name]}, k = {k} of 8**")[1].split("**")[0]
+            assert contender.least > k or f"`{router}`" in part
 
 
 def test_a_short_run(monkeypatch):
     monkeypatch.setattr(moe, "CASES", (("regression", 2),))
     plan = moe.Plan(seeds=(0,), steps=2, points=1, tuning_steps=0)
-    rows = list(moe.run(plan))
+    rows = [row for found in moe.run(plan) for row in found]
     assert {row.router for row in rows} == {*moe.ROUTERS, *moe.DENSE}
     assert "<svg" in common.svg(moe.figure(rows))
 
@@ -211,13 +265,62 @@ def test_a_short_run(monkeypatch):
 # Speed ---------------------------------------------------------------------------------------------------------------
 
 
-def test_the_contenders_of_the_speed_table_agree(monkeypatch):
+@pytest.mark.parametrize("make", [moe_speed.models, moe_speed.beside_transformers])
+def test_the_contenders_of_the_speed_table_agree(make, monkeypatch):
+    if make is moe_speed.beside_transformers:
+        pytest.importorskip("transformers")
     for name, value in {"DIM": 8, "HIDDEN": 12, "TOKENS": 40}.items():
         monkeypatch.setattr(moe_speed, name, value)
-    x = torch.randn(40, 8)
-    outputs = [call(x) for _, call in moe_speed.models().values()]
+    x, models = torch.randn(40, 8), make()
+    outputs = [call(x) for _, call in models.values()]
     for other in outputs[1:]:
         torch.testing.assert_close(other, outputs[0], rtol=0, atol=1e-5)
-    report = measure(moe_speed.contenders(), Settings(shape=(40, 8), k=2, backward=False, budget=0.01))
+    report = measure(moe_speed.contenders(models), Settings(shape=(40, 8), k=2, backward=False, budget=0.01))
     assert not [r.skipped for r in report.results if r.skipped]
-    assert moe_speed.table([report]).count("\n| ") == 6
+    assert moe_speed.table([report], models, "").count("\n| ") == len(models) + 2
+
+
+# Text ----------------------------------------------------------------------------------------------------------------
+
+
+def first_scores(route, later):
+    torch.manual_seed(0)
+    model = language.Characters(5, problems.Contender(lambda k: route), 2).eval()
+    text = torch.randint(5, (8, language.CONTEXT), generator=seeded())
+    text[:, 32:] = text[:, 32:] if later is None else later
+    with torch.no_grad():
+        return model(text)[0][:, :32]
+
+
+def test_expert_choice_by_position_does_not_see_later_characters():
+    for route, is_causal in (
+        (language.by_position, True),
+        (routing.softmax_topk, True),
+        (routing.expert_choice, False),
+    ):
+        scores = [first_scores(route, later) for later in (None, 0)]
+        assert torch.allclose(*scores, atol=1e-5) is is_causal
+
+
+def test_experts_by_position_have_equal_loads():
+    found = language.by_position(torch.randn(16 * language.CONTEXT, 8, generator=seeded()), 2)
+    assert routing.load(found).tolist() == [4 * language.CONTEXT] * 8
+
+
+def test_a_run_of_text_continues_and_its_table_is_paired():
+    text = language.encode((ROOT / "examples" / "shakespeare.txt").read_text(encoding="utf-8")[:30_000])
+    plan = language.Plan(seeds=(0,), steps=1)
+    first = next(language.run(text, plan, ()))
+    assert (first.router, first.k, first.dead) == ("dense", 2, 0)
+    second = next(language.run(text, plan, (first,)))
+    assert (second.router, second.k, second.active) == ("softmax_topk", 2, 2)
+    assert math.log(20) < second.loss < math.log(200)
+    assert language.from_csv(common.to_csv([second], [field.name for field in fields(second)], digits=17)) == [second]
+    rows = [
+        replace(second, router=name, seed=seed, loss=loss + seed)
+        for name, loss in {"softmax_topk": 1.5, "sigma_topk": 1.25}.items()
+        for seed in range(3)
+    ]
+    page = language.table(rows, len(text))
+    assert page.index("sigma_topk") < page.index("softmax_topk")
+    assert "0.250 ± 0.000" in page  # of pairs: the seeds differ by far more

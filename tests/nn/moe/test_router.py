@@ -267,6 +267,29 @@ def test_a_mask_of_another_shape_or_dtype_is_named():
             router(torch.zeros(2, 3, 5), mask=mask)
 
 
+@pytest.mark.parametrize("is_cast", [False, True], ids=["float32", "autocast"])
+@pytest.mark.parametrize("tokens", [0, 12])
+@pytest.mark.parametrize("is_masked", [False, True])
+@pytest.mark.parametrize(
+    "route", [routing.softmax_topk, routing.balanced_sigma_topk, partial(routing.sigma_topk, sample=True)]
+)
+def test_capacity_autocast_padding_and_no_tokens_together(route, is_masked, tokens, is_cast):
+    torch.manual_seed(0)
+    moe = MoE(Router(5, 4, 2, route=route), [nn.Linear(5, 3) for _ in range(4)], capacity_factor=1.0)
+    x, mask = torch.randn(2, tokens, 5, requires_grad=True), torch.arange(tokens).expand(2, tokens) % 3 > 0
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
+        found = moe(x, mask=mask if is_masked else None)
+    real = int(mask.sum()) if is_masked else 2 * tokens
+    load, places = routing.load(found.routing), -(-2 * real // 4)
+    assert int(load.sum()) == 2 * real
+    assert found.dropped == int((load - places).clamp(min=0).sum())
+    assert found.output.dtype == (torch.bfloat16 if is_cast else torch.float32)
+    assert found.routing.logits.dtype == torch.float32
+    (found.output.float().sum() + routing.load_balance_loss(found.routing)).backward()
+    assert x.grad.isfinite().all()
+    assert bool(x.grad.any()) is bool(tokens)
+
+
 def test_nothing_but_padding_has_no_load():
     moe = MoE(
         Router(5, 4, 2, route=routing.balanced_sigma_topk), [nn.Linear(5, 3) for _ in range(4)], capacity_factor=1.0
