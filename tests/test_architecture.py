@@ -69,7 +69,8 @@ AREAS = {
         {"_blocks.py", "_gate.py", "_knockoffs.py", "_portfolio.py", "_problem.py", "_selector.py", "select.py"}
         | {"select_report.py", "_select.py", "_trust.py", "_wish.py"},
     ),
-    "the rest": (14_200, set()),
+    "sparse autoencoders": (2_640, {"sae", "_sae.py", "sae_report.py"}),
+    "the rest": (12_050, set()),
 }
 """Ratchets of lines, with the folders and files that each counts. Lower them when code shrinks."""
 

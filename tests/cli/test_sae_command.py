@@ -100,7 +100,7 @@ def test_the_report_is_one_file_that_asks_for_nothing_and_escapes(acts, tmp_path
         (["--k", "inf"], "`k` must be > 0 and finite; got inf."),
         (["--k", "nan"], "`k` must be > 0 and finite; got nan."),
         (["--array", "zz"], "must have an array 'zz'; got acts."),
-        (["--kind", "mutual"], "`kind` must be one of 'topk', 'batch', 'feature'; got 'mutual'."),
+        (["--kind", "mutual"], "`kind` must be one of 'topk', 'batch', 'feature', 'jumprelu'; got 'mutual'."),
         (["--selector", "nosuch"], "`selector` must be one of 'hard', 'straight-through', 'soft', 'sampled'"),
         (["--steps", 0], "`steps` must be ≥ 1; got 0."),
         (["--lr", 0], "`lr` must be > 0"),
