@@ -79,12 +79,13 @@ def test_each_shard_is_computed_about_once_an_epoch(model, texts, monkeypatch):
 
 
 def test_an_interrupted_run_goes_on_to_the_same_bits(model, texts, tmp_path):
+    hooks = len(model.get_submodule(LAYER)._forward_hooks)  # transformers may keep one of its own
     whole = train(source(model, texts), CONFIG, SHORT, tmp_path / "whole")
     assert whole.is_complete
     train(source(model, texts), CONFIG, SHORT, tmp_path / "part", on_step=stop_at(13))
     train(source(model, texts), CONFIG, SHORT, tmp_path / "part", resume=True)
     kill_sae.compare(tmp_path / "whole", tmp_path / "part")
-    assert not model.get_submodule(LAYER)._forward_hooks
+    assert len(model.get_submodule(LAYER)._forward_hooks) == hooks
     assert SparseAutoencoder.load(tmp_path / "whole").config == CONFIG
 
 
