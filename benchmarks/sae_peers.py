@@ -314,28 +314,32 @@ def table(rows: list[Run], tokens: int) -> str:
     lines = []
     of = {m: [r for r in rows if (r.method, r.k) == (m, K) and r.seed != TUNING] for m in METHODS}
     of = {method: found for method, found in of.items() if found}
+    seeds = max(len(found) for found in of.values())
     first = common.mean_and_error([r.cpu for r in next(iter(of.values()))])[0]
     for method, found in of.items():
         cells = []
         for name, unit in (("fvu", 1), ("dead", 100), ("l0", 1), ("cpu", 1), ("memory", 1)):
             mean, error = common.mean_and_error([unit * getattr(r, name) for r in found])
-            cells.append(f"{mean:.4g} ± {error:.2g}" if name == "fvu" else f"{mean:.3g} ± {error:.2g}")
+            form = {"fvu": ".4f", "dead": ".1f", "l0": ".1f", "cpu": ".1f", "memory": ".0f"}[name]
+            cells.append(f"{mean:{form}} ± {error:{form}}")
         ratio = common.mean_and_error([r.cpu for r in found])[0] / first
         name = method + (f" {installed(method)}" if method in PACKAGES and installed(method) else "")
+        name += f" ({len(found)} seeds)" if len(found) < seeds else ""
         lines.append([name, f"{found[0].rate:g}", *cells[:4], f"{ratio:.2f}", cells[4]])
     head = ["", "rate", "FVU, held out", "dead, %", "L0", "CPU, s", "against the first", "peak memory, MB"]
-    seeds = max(len(found) for found in of.values())
     trips = [r.round_trip for r in rows if not math.isnan(r.round_trip)]
-    edge = "; for all, the largest" if {runs[0].rate for runs in of.values()} == {max(RATES)} else ""
-    trip = f"khot's files load in SAELens: of {len(trips)} models, reconstructions differ by at most {max(trips):.1g} "
+    edge = "; the largest was the best for all" if {runs[0].rate for runs in of.values()} == {max(RATES)} else ""
+    most = max(trips, default=0)
+    trip = f"khot's files load in SAELens: of {len(trips)} models, reconstructions differ by at most {most:.1g} "
     return (
         "<!-- Written by benchmarks/sae_peers.py; do not edit. -->\n\n"
         + markdown_table(head, lines)
         + f"\n\nMeans over {seeds} seeds ± standard error; {tokens} activations of layer {LAYER}, 384 → {LATENTS}, "
-        f"k = {K}, {STEPS} steps of {BATCH}, one thread. The rate is the best of {', '.join(f'{r:g}' for r in RATES)} "
-        f"on another seed{edge}. CPU is that of the training loop on a busy machine; memory is what it adds to the process, "
-        f"whose activations are in memory already. Dead: active on none of the {tokens // HELD_OUT} rows held out.\n"
-        + (f"\n{trip}of the largest activation.\n" if trips else "")
+        f"k = {K}, {STEPS} steps of {BATCH}, one thread. The rate was searched among "
+        f"{', '.join(f'{r:g}' for r in RATES)}, from the middle, on another seed{edge}. CPU is that of the training "
+        "loop on a busy machine; memory is what it adds to the process, which has the activations in "
+        "memory already. Dead: active on none of the "
+        f"{tokens // HELD_OUT} rows held out.\n" + (f"\n{trip}of the largest activation.\n" if trips else "")
     )
 
 
@@ -350,7 +354,8 @@ def figure(rows: list[Any]) -> Any:
             dash = "-" if method.startswith("khot") else "--"
             axes.plot(*zip(*found, strict=True), dash, marker=marker, color=color, label=method, markersize=6)
     axes.set(xscale="log", xlabel="active latents a token (L0)", ylabel="FVU, held out")
-    axes.set_xticks(KS, list(map(str, KS)))
+    ticks = sorted({r.k for r in rows})
+    axes.set_xticks(ticks, list(map(str, ticks)))
     axes.minorticks_off()
     axes.grid()
     axes.legend()

@@ -93,10 +93,10 @@ def named(sae: SparseAutoencoder, data: Activations, tokens: Tokens, themes: dic
 
 def contexts(found: Features, latent: int, count: int, width: int = 6) -> Iterator[str]:
     """The strongest passages of a latent, the token at which it is active in brackets."""
-    for row in found.top.rows[latent, :count].tolist():
-        near = range(
-            max(row // LENGTH * LENGTH, row - width), min(row + width, row // LENGTH * LENGTH + LENGTH - 1) + 1
-        )
+    rows = found.top.rows[latent, :count]
+    for row in rows[rows >= 0].tolist():
+        first, end = row // LENGTH * LENGTH, min(row // LENGTH * LENGTH + LENGTH, len(found.tokens))
+        near = range(max(first, row - width), min(end, row + width + 1))
         words = [f"[{found.tokens.text(i)}]" if i == row else found.tokens.text(i) for i in near]
         yield " ".join(words).replace(" ##", "").replace(" [##", "[")
 

@@ -2,12 +2,13 @@
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks import sae, sae_minilm, sae_report, sae_speed
+from benchmarks import common, sae, sae_minilm, sae_peers, sae_report, sae_speed
 from benchmarks.common import ROOT
 from examples import minilm_sae
 from khot.nn import SparseAutoencoder, SparseAutoencoderConfig, SparseAutoencoderMetrics
@@ -113,9 +114,10 @@ def test_the_example(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "argv", ["minilm_sae.py", *options])
     minilm_sae.main()
     printed = capsys.readouterr().out
-    assert "3000 activations of layer 3" in printed
-    assert "alive" in printed
+    assert "activations of layer 3" in printed
+    assert printed.count("purity") == len(minilm_sae.THEMES)
     assert "latent " in printed
+    assert "hear" in (tmp_path / "sae" / "report.html").read_text(encoding="utf-8")
     assert [len(p) for p in minilm_sae.passages(list(range(128 * 40 + 5)))] == [32, 8]
 
 
@@ -124,3 +126,63 @@ def test_the_edges_of_the_histogram_are_those_of_the_metrics():
     metrics.update(SparseAutoencoder(SparseAutoencoderConfig(d_in=4, latents=8, k=2)), torch.randn(16, 4))
     edges = metrics.result()["density_histogram"]["log10_edges"]
     np.testing.assert_allclose(sae_report.EDGES, edges, atol=1e-6)
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux keeps the peak of memory there")
+@pytest.mark.parametrize("method", ["khot, straight-through", "khot, hard", "khot, batch", "plain dense TopK"])
+def test_the_trainers_that_are_compared_learn(method):
+    x = torch.randn(640, 4, generator=torch.Generator().manual_seed(0)) @ torch.randn(4, 12)
+    tasks = [sae_peers.Task(x, 3, 0, 4e-3, steps, 32, 64) for steps in (1, 60)]
+    first, last = (sae_peers.train(method, task) for task in tasks)
+    assert last.fvu < 0.8 * first.fvu
+    assert last.l0 <= 4
+    assert 0 <= last.dead < 1
+    assert last.cpu > 0
+
+
+def test_a_peer_that_is_missing_is_left_out_and_known_runs_are_not_repeated(monkeypatch, capsys):
+    monkeypatch.setattr(sae_peers, "installed", lambda method: "" if method in sae_peers.PACKAGES else "1")
+    monkeypatch.setattr(sae_peers, "in_process", fake_run)
+    plan = {"k": 32, "ks": (8, 32), "rates": (1e-3, 2e-3, 4e-3), "seeds": 2, "steps": 9, "latents": 8, "batch": 4}
+    fake_run.calls = 0
+    rows = list(sae_peers.runs(Path("x.npy"), [], plan, 1))
+    assert {row.method for row in rows} == {m for m in sae_peers.METHODS if m not in sae_peers.PACKAGES}
+    assert "SAELens is left out: sae-lens is not installed." in capsys.readouterr().err
+    tried = {row.rate for row in rows if row.method == "khot, straight-through" and row.seed == sae_peers.TUNING}
+    assert tried == {1e-3, 2e-3, 4e-3}, "the middle is best here, so smaller rates are tried too"
+    assert {row.rate for row in rows if row.seed != sae_peers.TUNING} == {2e-3}
+    before = fake_run.calls
+    assert list(sae_peers.runs(Path("x.npy"), rows, plan, 1)) == rows
+    assert fake_run.calls == before
+    table = sae_peers.table(rows, 1600)
+    assert table.count("\n| khot") == 3
+    assert "the largest was the best" not in table
+    assert sae_peers.figure(rows) is not None
+
+
+def fake_run(path, method, *, k, seed, rate, steps, **_):
+    fake_run.calls += 1
+    return sae_peers.Run(method, k, seed, rate, steps, 0.1 + abs(rate - 2e-3), k, 0.0, 1.0, 10.0, float("nan"))
+
+
+def test_the_committed_comparison_is_that_of_the_committed_runs():
+    rows = [sae_peers.Run(**vars(row)) for row in common.read_rows(common.COMMITTED.results / "sae_peers.csv")]
+    committed = (common.COMMITTED.tables / "sae-peers.md").read_text(encoding="utf-8")
+    for line in sae_peers.table(rows, 288640).splitlines():
+        if line.startswith("| khot"):
+            assert line in committed
+    of = {method: [r for r in rows if r.method == method and r.k == sae_peers.K] for method in sae_peers.METHODS}
+    seeds = {method: len({r.seed for r in found} - {sae_peers.TUNING}) for method, found in of.items()}
+    assert min(seeds.values()) >= 2
+    for method, count in seeds.items():
+        line = next(line for line in committed.splitlines() if line.startswith(f"| {method}"))
+        assert ("seeds)" in line) == (count < max(seeds.values())), "the table says where there are fewer"
+    fvu, cpu = (
+        {m: np.mean([getattr(r, of_what) for r in found if r.seed != sae_peers.TUNING]) for m, found in of.items()}
+        for of_what in ("fvu", "cpu")
+    )
+    assert fvu["khot, straight-through"] == pytest.approx(fvu["sparsify"], rel=0.01)
+    assert min(fvu, key=fvu.get) == "khot, batch"
+    assert min(fvu["SAELens"], fvu["plain dense TopK"]) > 1.02 * fvu["khot, hard"]
+    assert min(cpu, key=cpu.get) == "khot, hard"
+    assert cpu["khot, straight-through"] > cpu["sparsify"], "the docs say so"
