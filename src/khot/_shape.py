@@ -12,6 +12,7 @@ Costs = Tensor | None  # positive numbers that broadcast to the shape of `x`
 Group = Any  # None, or the torch.distributed.ProcessGroup whose processes hold the parts of a row; or a list of them
 _NORMAL = {dtype: (torch.finfo(dtype).tiny, torch.finfo(dtype).max) for dtype in (torch.float32, torch.float64)}
 _COMPUTE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+_NORMAL |= {dtype: _NORMAL[compute] for dtype, compute in _COMPUTE.items()}
 
 
 class Rows(NamedTuple):

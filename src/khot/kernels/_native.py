@@ -24,6 +24,7 @@ PATHS = {AVX512: "AVX-512", AVX2: "AVX2", PORTABLE: _BASELINE}
 CDFS = {"sigmoid": 0, "laplace": 1, "euclidean": 2, "normal": 3, "cauchy": 4}  # the cdfs of native/khot.h
 IN_EVERY_DTYPE = ("sigmoid", "laplace", "euclidean")  # the others are in float32 alone
 _DTYPES = {torch.float32: 0, torch.float64: 1}
+HALVES = {torch.bfloat16: 2, torch.float16: 3}  # for `half_topk` and `half_pull` alone
 _NUMBERS = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "int": ctypes.c_int32, "double": ctypes.c_double}
 _NUMBERS["uint32_t"] = ctypes.c_uint32
 
@@ -176,9 +177,10 @@ def _call(name: str, x: Tensor, k: Any, temperature: Any, mask: Mask, path: int,
     mask, mask_address, mask_row_stride, mask_stride = _mask(mask, n)
     rows = _Rows(
         x.data_ptr(), x.numel() // n, n, k_address, k_stride, address, stride, mask_address, mask_row_stride,
-        mask_stride, k_of_all, of_all, _DTYPES[x.dtype], torch.get_num_threads(), path, cdf,
+        mask_stride, k_of_all, of_all, (_DTYPES | HALVES)[x.dtype], torch.get_num_threads(), path, cdf,
     )  # fmt: skip
-    getattr(LIBRARY, name)(rows, *rest)
+    if getattr(LIBRARY, name)(rows, *rest):
+        raise MemoryError(f"no memory for rows of {n} scores as float32; use fewer threads")
 
 
 def margin(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, path: int = WIDE) -> Tensor:
@@ -242,6 +244,19 @@ def native_pull(
     """Return the cotangent of x for that of y; write that of k to `dk` if it is given."""
     g, address = (g if g.dtype == y.dtype else g.to(y.dtype)).contiguous(), None if dk is None else dk.data_ptr()
     return _solve("khot_topk_pull", y, 0.0, temperature, None, path, CDFS[cdf], (g.data_ptr(),), (address,))
+
+
+def half_topk(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: str = "sigmoid", path: int = WIDE) -> Tensor:
+    """Return `native_topk` of scores in half precision: computed in float32, a few rows at a time, and rounded once."""
+    return _solve("khot_half_topk", x, k, temperature, mask, path, CDFS[cdf])
+
+
+def half_pull(
+    g: Tensor, x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: str = "sigmoid", path: int = WIDE
+) -> Tensor:
+    """Return the cotangent of x for that of y, from the scores x, which are solved for again."""
+    g = (g if g.dtype == x.dtype else g.to(x.dtype)).contiguous()
+    return _solve("khot_half_pull", x, k, temperature, mask, path, CDFS[cdf], (g.data_ptr(),))
 
 
 def hard_topk(x: Tensor, k: PerRow, mask: Mask, path: int = WIDE) -> Tensor:

@@ -32,6 +32,7 @@ from ._topk import (
     margin,
     sigmoid_margins,
     sums_at,
+    takes_halves,
     topk,
     topk_into,
     value_at,
@@ -49,4 +50,4 @@ __all__ = [
 ]
 __all__ += ["brewer", "natural_parameters", "order", "pivotal", "rejective", "sampford", "systematic", "uniform"]
 __all__ += ["quick_cutoff", "statistical_cutoff", "statistical_topk"]
-__all__ += ["cube", "direct_topk", "local_pivotal", "logs", "prices", "sums_at", "topk_into", "value_at"]
+__all__ += ["cube", "direct_topk", "local_pivotal", "logs", "prices", "sums_at", "takes_halves", "topk_into", "value_at"]

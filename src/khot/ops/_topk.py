@@ -73,8 +73,13 @@ def _differentiates(*values: Any) -> bool:
 def topk(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf) -> Tensor:
     """Return y = F((x − τ)/T) along the last dim, differentiable in x, k and T; the cdf has a `slope_at`.
 
-    x is (…, n) float32 or float64; k and T are numbers or (…) float64; the mask is (…, n) or None.
+    x is (…, n) float32 or float64, or half precision if `takes_halves`; k and T are numbers or (…) float64; the mask is
+    (…, n) or None.
     """
+    if x.dtype in _native.HALVES:  # `takes_halves` said so
+        if not _differentiates(x):
+            return _native.half_topk(x, k, temperature, mask, cdf.name)
+        return cast(Tensor, _apply_half(x, k, temperature, mask, cdf))
     if is_plain(x, k, temperature, mask):
         if not _differentiates(x, k, temperature):
             return _cpu_topk(x, k, temperature, mask, cdf)
@@ -84,6 +89,17 @@ def topk(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf) -> Ten
     if not _differentiates(x, k, temperature):
         return _solve(x, k, temperature, mask, cdf)
     return cast(Tensor, _TopK.apply(x, k, temperature, mask, cdf))
+
+
+def takes_halves(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf) -> bool:
+    """Return whether `topk` takes these scores as they are, in half precision: a kernel does, for ordinary tensors.
+
+    Other calls are computed on a copy in float32.
+    """
+    if x.dtype not in _native.HALVES or not _native.has_kernel(cdf.name, torch.float32):
+        return False
+    numbers = [t for t in (k, temperature) if isinstance(t, Tensor)]
+    return is_plain(x, mask, *numbers) and not any(t.requires_grad for t in numbers)
 
 
 def topk_into(out: Tensor, x: Tensor, k: float, temperature: float, cdf: Cdf) -> None:
@@ -192,7 +208,32 @@ class _TopK(torch.autograd.Function):
             return implicit.push_value(*_tangents(y, dx, dk, dt), at)
 
 
+class _HalfTopK(torch.autograd.Function):
+    """Differentiate (x, k, T, mask, cdf) → y in x, in half precision.
+
+    It saves x and solves again: y in half precision has too few digits for a derivative, and in float32 it would be a
+    copy of the whole tensor in twice the memory.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf) -> Tensor:
+        ctx.cdf, ctx.numbers = cdf, tuple(None if isinstance(t, Tensor) else t for t in (k, temperature))
+        ctx.save_for_backward(x, mask, *(t if isinstance(t, Tensor) else None for t in (k, temperature)))
+        return _native.half_topk(x, k, temperature, mask, cdf.name)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, mask, *given = ctx.saved_tensors
+        k, temperature = (t if number is None else number for t, number in zip(given, ctx.numbers, strict=True))
+        if is_plain(g, x, mask) and not torch.is_grad_enabled():
+            return _native.half_pull(g, x, k, temperature, mask, ctx.cdf.name), None, None, None, None
+        y = topk(x.float(), k, temperature, mask, ctx.cdf)
+        dx = implicit.pull_value(g.float(), implicit.at_value(y, temperature, ctx.cdf))[0]
+        return dx.to(x.dtype), None, None, None, None
+
+
 _apply_plain = _torch.apply_plain(_TopK)
+_apply_half = _torch.apply_plain(_HalfTopK)
 direct_topk, _direct_pull = _native.direct(
     tensor=Tensor,
     parameter=Parameter,

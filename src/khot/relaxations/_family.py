@@ -247,6 +247,8 @@ def relax(
     _check.call(x, k, dim, temperature, mask, costs)
     dtype = torch.float64 if cdf.is_vertical else _shape.compute_dtype(x.dtype)
     if costs is None and cdf.slope_at is not None:
+        if x.dtype != dtype and ops.takes_halves(x, k, temperature, mask, cdf):
+            dtype = x.dtype
         rows = _shape.to_rows(x, ops.constant(k), ops.constant(temperature), mask, dim, dtype)
         return _shape.from_rows(ops.topk(*rows, cdf), dim, x.dtype)
     z, rows, costs = margins(cdf, x, k, dim, temperature, mask, costs, dtype)

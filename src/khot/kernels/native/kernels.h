@@ -119,6 +119,9 @@ template <class T> struct Kernels {
   double (*loss)(Row<T> row, const T* target, T* dx);
   // Attention of one query; output (e) and head (n), zeros, may be null.
   Found (*attend)(const Cells<T>& cells, const Query<T>& query, const Opened& room, T* output, uint8_t* head);
+  // n numbers of 16 bits to T, and back; null but for float.
+  void (*widen)(int32_t dtype, const uint16_t* from, int64_t n, T* to);
+  void (*narrow)(int32_t dtype, const T* from, int64_t n, uint16_t* to);
 };
 
 extern const Kernels<float> portable_float;

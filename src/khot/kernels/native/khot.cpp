@@ -113,14 +113,18 @@ void topk_groups(const khot::Kernels<T>& table, const khot_rows& rows, int64_t f
   for (int64_t i = 0; i < count; ++i) table.row[KHOT_SIGMOID](batch[i], out[i]);
 }
 
+// Multiples of a group, whatever the number of threads: the same rows come together, and give the same bits.
+int64_t rows_at_once(int64_t group, int64_t n) {
+  const int64_t fit = kParallel / n & -group;
+  return fit < group ? group : fit < kBatch ? fit : kBatch;
+}
+
 template <class T> void topk(const khot_rows& rows, T* y) {
   expect(y, rows.rows * rows.n * (int64_t)sizeof(T));
   const auto& table = kernels(rows.path, T());
   const int64_t n = rows.n;
   if (table.group && rows.cdf == KHOT_SIGMOID && n <= khot::kGrouped && rows.rows >= kFewRows) {
-    // Multiples of a group, whatever the number of threads: the same rows come together, and give the same bits.
-    const int64_t group = table.group, fit = kParallel / n & -group;
-    const int64_t most = fit < group ? group : fit < kBatch ? fit : kBatch;
+    const int64_t most = rows_at_once(table.group, n);
     return for_rows((rows.rows + most - 1) / most, most * n, rows.threads, [&](int64_t b, int) {
       const int64_t first = b * most, rest = rows.rows - first;
       topk_groups(table, rows, first, rest < most ? rest : most, y);
@@ -181,6 +185,36 @@ void value_at(const khot_rows& rows, const double* anchor, const double* shift, 
   for_rows(rows.rows, rows.n, rows.threads, [&](int64_t r, int share) {
     table.value_at[rows.cdf](row_of<T>(rows, r, share), {(T)anchor[r], (T)shift[r]}, (T)give[r], y + r * rows.n);
   });
+}
+
+// Calls body(some, room) for rows of 16 bits, a few at a time and as floats. It writes as many floats to the room, which are
+// rounded to `out`; or if there are `more` numbers, which stand behind the room, it replaces those by the result.
+template <class Body> int in_floats(const khot_rows& rows, const uint16_t* more, uint16_t* out, Body body) {
+  expect(out, rows.rows * rows.n * (int64_t)sizeof(uint16_t));
+  const auto& table = kernels(rows.path, float());
+  const int64_t n = rows.n, most = n <= khot::kGrouped ? rows_at_once(table.group, n) : 1;
+  std::atomic<int> status{KHOT_OK};
+  for_rows((rows.rows + most - 1) / most, most * n, rows.threads, [&](int64_t b, int share) {
+    const int64_t first = b * most, count = rows.rows - first < most ? rows.rows - first : most, size = count * n;
+    const std::unique_ptr<float[]> room(new (std::nothrow) float[(size_t)(size * (more ? 3 : 2))]);
+    if (!room) {
+      status = KHOT_NO_MEMORY;
+      return;
+    }
+    khot_rows some = rows;
+    some.x = room.get();
+    some.rows = count;
+    some.k += some.k ? first * rows.k_stride : 0;
+    some.temperature += some.temperature ? first * rows.temperature_stride : 0;
+    some.mask += some.mask ? first * rows.mask_row_stride : 0;
+    some.dtype = KHOT_FLOAT;
+    some.threads = share;
+    table.widen(rows.dtype, static_cast<const uint16_t*>(rows.x) + first * n, size, room.get());
+    if (more) table.widen(rows.dtype, more + first * n, size, room.get() + 2 * size);
+    body(some, room.get() + size);
+    table.narrow(rows.dtype, room.get() + size * (more ? 2 : 1), size, out + first * n);
+  });
+  return status;
 }
 
 template <class T> void statistical(const khot_rows& rows, double smooth, bool is_exact, T* y, double* theta) {
@@ -280,6 +314,19 @@ void khot_value_at(const khot_rows* rows, const double* anchor, const double* sh
                    void* y) noexcept {
   if (rows->dtype == KHOT_FLOAT) return value_at(*rows, anchor, shift, give, static_cast<float*>(y));
   value_at(*rows, anchor, shift, give, static_cast<double*>(y));
+}
+
+int khot_half_topk(const khot_rows* rows, void* y) noexcept {
+  return in_floats(*rows, nullptr, static_cast<uint16_t*>(y), [](const khot_rows& some, float* room) { topk(some, room); });
+}
+
+int khot_half_pull(const khot_rows* rows, const void* g, void* dx) noexcept {
+  return in_floats(*rows, static_cast<const uint16_t*>(g), static_cast<uint16_t*>(dx), [](khot_rows some, float* room) {
+    float* cotangent = room + some.rows * some.n;
+    topk(some, room);
+    some.x = room;
+    pull(some, cotangent, cotangent, nullptr);
+  });
 }
 
 void khot_statistical(const khot_rows* rows, double smooth, int is_exact, void* y, double* theta) noexcept {

@@ -18,6 +18,7 @@ extern "C" {
 
 enum { KHOT_OK = 0, KHOT_NO_MEMORY = 1 };  /* status of a call */
 enum { KHOT_FLOAT = 0, KHOT_DOUBLE = 1 };  /* dtype: float or double, for every `void*` of a call */
+enum { KHOT_BFLOAT16 = 2, KHOT_HALF = 3 }; /* or 16 bits, for the functions that say so */
 enum { KHOT_PORTABLE = 0, KHOT_AVX2 = 1, KHOT_AVX512 = 2 }; /* path: the widest vectors that a call may use */
 enum { KHOT_SIGMOID, KHOT_LAPLACE, KHOT_EUCLIDEAN, KHOT_NORMAL, KHOT_CAUCHY, KHOT_CDFS }; /* cdf; the last two: floats */
 
@@ -115,6 +116,11 @@ KHOT_API void khot_hard_topk(const khot_rows* rows, void* out) KHOT_NOEXCEPT;
 /* The derivative of khot_topk: `rows->x` holds y, g is its cotangent. dx is that of x, dk (may be null) that of k.
  * Reads no k and no mask. */
 KHOT_API void khot_topk_pull(const khot_rows* rows, const void* g, void* dx, double* dk) KHOT_NOEXCEPT;
+
+/* khot_topk for rows of 16 bits, computed in float a few rows at a time and rounded once; and its derivative from the
+ * scores, which are solved for again. */
+KHOT_API int khot_half_topk(const khot_rows* rows, void* y) KHOT_NOEXCEPT;
+KHOT_API int khot_half_pull(const khot_rows* rows, const void* g, void* dx) KHOT_NOEXCEPT;
 
 /* Statistical top-k: y = max(x − θ, 0), or its C¹ form if smooth > 0, with θ = mean + std·k, so that `k` is a
  * multiplier; or, if is_exact, with the (k + 1)-th largest score as θ. theta gets a number per row, which is not finite

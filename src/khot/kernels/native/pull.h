@@ -30,7 +30,7 @@ template <class F> void pull_short(const Row<float>* rows, int count, const floa
                                    double* dk) {
   using V = Vec<float>;
   const int64_t n = rows->n, full = n - n % kRows;
-  Floats vs[kRows] = {}, ws[kRows] = {};
+  Doubles vs[kRows] = {}, ws[kRows] = {};
   for (int r = 0; r < count; ++r) {
     const float *y = rows[r].x, *h = g[r];
     Floats v_sum{}, w_sum{};
@@ -41,15 +41,13 @@ template <class F> void pull_short(const Row<float>* rows, int count, const floa
     };
     for (int64_t i = 0; i < full; i += kRows) add(Full<V>{i});
     if (full < n) add(Part<V>{full, n - full});
-    vs[r] = v_sum, ws[r] = w_sum;
+    vs[r] = low_half(v_sum) + high_half(v_sum);
+    ws[r] = low_half(w_sum) + high_half(w_sum);
   }
-  transpose(vs);
-  transpose(ws);
-  Total v, w;
-  for (int i = 0; i < kRows; ++i) v.add(vs[i]), w.add(ws[i]);
-  const auto mean = [](Doubles w, Doubles v) { return Vec<double>::blend(v == 0, Doubles{}, w / v); };
-  Vec<double>::store(dk, mean(w.low, v.low));
-  Vec<double>::store(dk + kRows / 2, mean(w.high, v.high));
+  for (int r = 0; r < kRows; r += kRows / 2) {
+    const Doubles v = row_sums(vs + r), w = row_sums(ws + r);
+    Vec<double>::store(dk + r, Vec<double>::blend(v == 0, Doubles{}, w / v));
+  }
   for (int r = 0; r < count; ++r) {
     const float *y = rows[r].x, *h = g[r];
     float* to = dx[r];

@@ -78,7 +78,15 @@ template <class V, class T> bool describe(const Row<T>& row, double* count, doub
   }
   const T origin = (T)reference;
   double sums[3];
-  accumulate_scores<V, 3>(row, sums, [=](auto at, auto* lanes) {
+  if (!row.mask) {  // most rows are finite, and then so are their squares
+    accumulate_row<V, 2>(row.n, row.threads, sums + 1, [=](auto at, auto* lanes) {
+      const auto d = V::sub(at.load(row.x, origin), V::set(origin));
+      lanes[0] = V::add(lanes[0], d);
+      lanes[1] = V::fma(d, d, lanes[1]);
+    });
+    sums[0] = (double)row.n;
+  }
+  if (row.mask || !std::isfinite(sums[2])) accumulate_scores<V, 3>(row, sums, [=](auto at, auto* lanes) {
     const auto x = at.scores(row);
     const auto finite = V::ge(V::set(Limits<T>::largest), V::abs(x));
     const auto d = V::keep(finite, V::sub(x, V::set(origin)));

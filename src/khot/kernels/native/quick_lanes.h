@@ -8,11 +8,21 @@
 namespace {
 
 constexpr unsigned kAll = (1u << kRows) - 1;
-constexpr int64_t kNarrow = 16 * kRows;  // longer rows are not worth a transposition
+constexpr int64_t kNarrow = 2 * kRows;  // longer rows are not worth a transposition
 
 struct LaneMoments {
   Floats p, v, pv, vv;  // as in Moments
 };
+
+// The first score of each row; 0 if it is not finite, or may not be chosen.
+inline Floats first_scores(const Row<float>* rows) {
+  float first[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    const bool is_finite = allowed(rows[r], 0) && std::fabs(rows[r].x[0]) <= Limits<float>::largest;
+    first[r] = is_finite ? rows[r].x[0] : 0;
+  }
+  return Vec<float>::load(first);
+}
 
 // Short rows as columns, and p likewise.
 struct ShortRows {
@@ -22,7 +32,7 @@ struct ShortRows {
   Floats p[kNarrow];
 
   explicit ShortRows(const Row<float>* given)
-      : origin(firsts(given)),
+      : origin(first_scores(given)),
         rows(given, [this](const Floats* block, int64_t count) { describe(block, count, false); }) {
     if (V::lanes(V::ge(V::set(Limits<float>::largest), squares)) == kAll) return;
     number = drifts = squares = Floats{};
@@ -67,14 +77,6 @@ struct ShortRows {
   }
 
  private:
-  static Floats firsts(const Row<float>* rows) {
-    float first[kRows];
-    for (int r = 0; r < kRows; ++r) {
-      const bool is_finite = allowed(rows[r], 0) && std::fabs(rows[r].x[0]) <= Limits<float>::largest;
-      first[r] = is_finite ? rows[r].x[0] : 0;
-    }
-    return V::load(first);
-  }
   // Of `count` columns; scores that are not finite are left out if `carefully`.
   void describe(const Floats* block, int64_t count, bool carefully) {
     Floats numbers{}, sum[2] = {}, square[2] = {};
@@ -94,58 +96,125 @@ struct ShortRows {
   }
 };
 
-// Rows as they are; p goes to where the result goes. Lanes from `count` on repeat the first row.
+// Rows as they are; p goes to where the result goes. Each row has a vector per sum, and those of all rows are added up at
+// once. Lanes from `count` on repeat the first row.
 struct LongRows {
   using V = Vec<float>;
   const Row<float>* given;
   float* const* out;
   int count;
   Group rows;
-  Floats number;
+  Floats origin, number, drifts, squares;
 
-  LongRows(const Row<float>* given, float* const* out, int count) : given(given), out(out), count(count), rows(given) {
-    number = by_row<3>([&](int r, float* about) {
-      double n, mean, variance;
-      describe<V>(given[r], &n, &mean, &variance);
-      about[0] = (float)n, about[1] = (float)mean, about[2] = (float)variance;
-    }, all);
+  LongRows(const Row<float>* given, float* const* out, int count)
+      : given(given), out(out), count(count), rows(given), origin(first_scores(given)) {
+    if (!given->mask) describe<false>();
+    if (given->mask || V::lanes(V::ge(V::set(Limits<float>::largest), squares)) != kAll) describe<true>();
   }
   const Group& group() const { return rows; }
-  Floats mean() const { return all[1]; }
-  Floats variance() const { return V::max(all[2], V::set(0)); }
+  Floats drift() const { return V::div(drifts, number); }
+  Floats mean() const { return V::add(origin, drift()); }
+  Floats variance() const { return V::max(V::fnma(drift(), drift(), V::div(squares, number)), V::set(0)); }
   LaneMoments evaluate(Floats anchor, Floats scale, Floats shift) {
-    Floats sums[4];
-    by_row<4>([&](int r, float* to) {
-      const Moments m = ::evaluate<V>(given[r], Margin<float>(anchor[r], scale[r], shift[r]), out[r]);
-      to[0] = (float)m.p, to[1] = (float)m.v, to[2] = (float)m.pv, to[3] = (float)m.vv;
-    }, sums);
-    return {sums[0], sums[1], sums[2], sums[3]};
+    for (int r = 0; r < count; ++r) {
+      const Row<float> row = given[r];
+      const Margin<float> margin(anchor[r], scale[r], shift[r]);
+      float* p = out[r];
+      over(row, [=](auto at) { at.store(p, sigma_of<V>(margin.minus_z<V>(at.scores(row)))); });
+    }
+    Floats sums[4][kRows];
+    for (int r = 0; r < kRows; ++r) {
+      const float* p = out[r < count ? r : 0];
+      LaneMoments all{};
+      in_blocks<false, LaneMoments>([=](auto at, LaneMoments& m) {
+        const auto q = at.load(p), v = V::fnma(q, q, q);
+        m = {V::add(m.p, q), V::add(m.v, v), V::fma(q, v, m.pv), V::fma(v, v, m.vv)};
+      }, [&](const LaneMoments& a, const LaneMoments& b) {
+        all.p += a.p + b.p, all.v += a.v + b.v, all.pv += a.pv + b.pv, all.vv += a.vv + b.vv;
+      });
+      sums[0][r] = all.p, sums[1][r] = all.v, sums[2][r] = all.pv, sums[3][r] = all.vv;
+    }
+    return {row_sums(sums[0]), row_sums(sums[1]), row_sums(sums[2]), row_sums(sums[3])};
   }
   Total move(Floats grow) {
-    double sums[kRows];
-    for (int r = 0; r < kRows; ++r) sums[r] = r < count ? shift_by<V>(given[r], grow[r], false, out[r]) : sums[0];
-    return {Vec<double>::load(sums), Vec<double>::load(sums + kRows / 2)};
+    Doubles sums[kRows];
+    for (int r = 0; r < count; ++r) {
+      float* p = out[r];
+      const auto by = V::set(grow[r]);
+      V::wide all;
+      in_blocks<false, Floats>([=](auto at, Floats& sum) {
+        const auto moved = shifted<V>(at.load(p), by);
+        at.store(p, moved);
+        sum = V::add(sum, moved);
+      }, [&](Floats a, Floats b) { all.add(V::add(a, b)); });
+      sums[r] = all.v;
+    }
+    for (int r = count; r < kRows; ++r) sums[r] = sums[0];
+    return {row_sums(sums), row_sums(sums + kRows / 2)};
   }
   void finish(unsigned solved, FloatMask is_rest, float* const*) {
-    double none[1];
     for (unsigned left = solved & V::lanes(is_rest) & ((1u << count) - 1); left; left &= left - 1) {
-      float* y = out[__builtin_ctz(left)];
-      accumulate_row<V, 1>(rows.n, 1, none, [=](auto at, auto*) { at.store(y, V::sub(V::set(1), at.load(y))); });
+      float* p = out[__builtin_ctz(left)];
+      over<false>([=](auto at) { at.store(p, V::sub(V::set(1), at.load(p))); });
     }
   }
 
  private:
-  Floats all[3];
-  // Lanes from `Count` numbers of each row; returns the first.
-  template <int Count, class Body> Floats by_row(Body body, Floats* lanes) const {
-    float numbers[Count][kRows];
-    for (int r = 0; r < kRows; ++r) {
-      float some[Count];
-      if (r < count) body(r, some);
-      for (int i = 0; i < Count; ++i) numbers[i][r] = r < count ? some[i] : numbers[i][0];
+  // Calls flush for the two sets of sums of each block, which are added to in turns: no addition waits for the one before.
+  template <bool Masked, class Sums, class Body, class Flush> void in_blocks(Body body, Flush flush) const {
+    for (int64_t i = 0, n = rows.n; i < n;) {
+      const int64_t stop = i + kBlock * kRows < n ? i + kBlock * kRows : n, full = stop - (stop - i) % kRows;
+      Sums a{}, b{};
+      for (; i + kRows < full; i += 2 * kRows) {
+        body(Full<V, Masked>{i}, a);
+        body(Full<V, Masked>{i + kRows}, b);
+      }
+      if (i < full) body(Full<V, Masked>{i}, a);
+      if (full < stop) body(Part<V, Masked>{full, stop - full}, b);
+      flush(a, b);
+      i = stop;
     }
-    for (int i = 0; i < Count; ++i) lanes[i] = V::load(numbers[i]);
-    return lanes[0];
+  }
+  template <bool Masked, class Body> void over(Body body) const {
+    const int64_t n = rows.n, full = n - n % kRows;
+    for (int64_t i = 0; i < full; i += kRows) body(Full<V, Masked>{i});
+    if (full < n) body(Part<V, Masked>{full, n - full});
+  }
+  template <class Body> void over(const Row<float>& row, Body body) const {
+    if (row.mask) over<true>(body);
+    else over<false>(body);
+  }
+  struct Described {
+    Floats number, drift, square;
+  };
+  // Scores that are not finite, or may not be chosen, are left out if `Carefully`.
+  template <bool Carefully> void describe() {
+    Floats sums[3][kRows];
+    for (int r = 0; r < kRows; ++r) {
+      const Row<float> row = given[r];
+      const float first = origin[r];
+      Described all{};
+      const auto add = [=](auto at, Described& to) {
+        const auto x = Carefully ? at.scores(row) : at.load(row.x, first);
+        auto d = V::sub(x, V::set(first));
+        if (Carefully) {
+          const auto finite = V::ge(V::set(Limits<float>::largest), V::abs(x));
+          d = V::keep(finite, d);
+          to.number = V::add(to.number, V::keep(finite, V::set(1)));
+        }
+        to.drift = V::add(to.drift, d);
+        to.square = V::fma(d, d, to.square);
+      };
+      const auto flush = [&](const Described& a, const Described& b) {
+        all = {all.number + (a.number + b.number), all.drift + (a.drift + b.drift), all.square + (a.square + b.square)};
+      };
+      if (Carefully && row.mask) in_blocks<true, Described>(add, flush);
+      else in_blocks<false, Described>(add, flush);
+      sums[0][r] = all.number, sums[1][r] = all.drift, sums[2][r] = all.square;
+    }
+    number = Carefully ? row_sums(sums[0]) : V::set((float)rows.n);
+    drifts = row_sums(sums[1]);
+    squares = row_sums(sums[2]);
   }
 };
 

@@ -122,18 +122,25 @@ inline Doubles high_half(Floats r) { return _mm512_cvtps_pd(_mm512_extractf32x8_
 inline Floats packed(Floats v, unsigned set) { return _mm512_maskz_compress_ps((__mmask16)set, v); }
 inline Doubles packed(Doubles v, unsigned set) { return _mm512_maskz_compress_pd((__mmask8)set, v); }
 inline unsigned first_lanes(int64_t count) { return (1u << count) - 1; }
+// The nearest whole number, y·2^n for a whole n, and 1/d where t < most or t is NaN, else 0.
+inline Floats nearest(Floats t) { return _mm512_roundscale_ps(t, 8); }
+inline Doubles nearest(Doubles t) { return _mm512_roundscale_pd(t, 8); }
+inline Floats scaled(Floats y, Floats n) { return _mm512_scalef_ps(y, n); }
+inline Doubles scaled(Doubles y, Doubles n) { return _mm512_scalef_pd(y, n); }
+inline Floats inverse_below(Floats t, float most, Floats d) {
+  return _mm512_maskz_div_ps(_mm512_cmp_ps_mask(t, _mm512_set1_ps(most), _CMP_NGE_UQ), _mm512_set1_ps(1), d);
+}
+inline Doubles inverse_below(Doubles t, double most, Doubles d) {
+  return _mm512_maskz_div_pd(_mm512_cmp_pd_mask(t, _mm512_set1_pd(most), _CMP_NGE_UQ), _mm512_set1_pd(1), d);
+}
 inline Floats load_part(const float* p, int64_t count, Floats fill) {
   return _mm512_mask_loadu_ps(fill, (__mmask16)first_lanes(count), p);
 }
 inline Doubles load_part(const double* p, int64_t count, Doubles fill) {
   return _mm512_mask_loadu_pd(fill, (__mmask8)first_lanes(count), p);
 }
-inline void store_part(float* p, Floats v, int64_t count) {
-  _mm512_mask_storeu_ps(p, (__mmask16)first_lanes(count), v);
-}
-inline void store_part(double* p, Doubles v, int64_t count) {
-  _mm512_mask_storeu_pd(p, (__mmask8)first_lanes(count), v);
-}
+inline void store_part(float* p, Floats v, int64_t c) { _mm512_mask_storeu_ps(p, (__mmask16)first_lanes(c), v); }
+inline void store_part(double* p, Doubles v, int64_t c) { _mm512_mask_storeu_pd(p, (__mmask8)first_lanes(c), v); }
 #elif defined(__AVX2__)
 inline Floats fused(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
 inline Doubles fused(Doubles a, Doubles b, Doubles c) { return _mm256_fmadd_pd(a, b, c); }
@@ -361,11 +368,19 @@ template <class V> inline typename V::reg power_of_two(typename V::reg u) {
 }
 
 // σ(z) from −z·log₂e: NaN for NaN, and exactly 0 where e^{−z} overflows.
-template <class V> inline typename V::reg sigma_of(typename V::reg t) {
-  constexpr auto most = Exp2Polynomial<typename V::scalar>::most;
+template <class V, class P = Exp2Polynomial<typename V::scalar>> inline typename V::reg sigma_of(typename V::reg t) {
+  constexpr auto most = P::most;
+#if defined(__AVX512F__)
+  // It scales by any power of two, so that only −∞, a score of +∞, must be kept from becoming NaN.
+  const auto u = V::max(t, V::set(2 - 2 * most)), n = nearest(u), r = V::sub(u, n);
+  auto y = V::set(P::c[0]);
+  for (int i = 1; i <= P::degree; ++i) y = V::fma(y, r, V::set(P::c[i]));
+  return inverse_below(t, most, V::add(V::set(1), scaled(y, n)));
+#else
   const auto u = V::max(V::min(t, V::set(most)), V::set(2 - most));
   const auto one = V::fma(u, V::set(0), V::set(1));  // NaN for NaN
   return V::div(one, V::add(V::set(1), power_of_two<V>(u)));
+#endif
 }
 
 // min(σ(z), σ(−z)), to all digits however small.
