@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .._shape import Mask, PerRow, per_row
-from ..kernels import cpu as _native
+from ..kernels import cpu_logs as _native
 from ._topk import HAS_NATIVE, is_plain
 
 # (x, *others of those rows) → the same in float64, differentiable: x is (rows, n), the others (rows) or (rows, n).
