@@ -77,6 +77,7 @@ def _load() -> tuple[Any, str]:
         return None, f"eager torch (native library does not load: {error})"
     width = PATHS[library.khot_path()]
     what = "top-k (sigmoid, Laplace, Euclidean, float32 normal, Cauchy and power, hard, statistical), "
+    what += "logarithms, thresholds and losses of float32 rows, "
     what += "pivotal and systematic samples, matching pursuit, certified attention"
     return library, f"native, {width} (for {what}; eager torch for the rest; {built})"
 
