@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 
 needs_native = pytest.mark.skipif(_native.LIBRARY is None, reason=_native.REASON)
 INF, NAN = math.inf, math.nan
+POWERS = [f"power:{p!r}" for p in (1.25, 4 / 3, 1.5, 1.9)]
 ATOL = {torch.float32: 1e-6, torch.float64: 1e-12}
 PATHS = {name: path for path, name in _native.PATHS.items()}  # a machine without one runs the next
 
@@ -49,7 +50,7 @@ def test_grid(name, dtype, path):
 @needs_native
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("cdf", ["laplace", "euclidean", "normal", "cauchy"])
+@pytest.mark.parametrize("cdf", ["laplace", "euclidean", "normal", "cauchy", "power:1.25", "power:1.5"])
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_family_on_the_grid(name, cdf, dtype, path):
     if not _native.has_kernel(cdf, dtype):
@@ -90,7 +91,7 @@ def test_margins_on_the_grid(name, path):
     masking=st.sampled_from(["none", "row", "full"]),
     special=st.sampled_from([None, INF, -INF, NAN]),
     path=st.sampled_from(sorted(PATHS)),
-    cdf=st.sampled_from(["sigmoid", "laplace", "euclidean", "normal", "cauchy"]),
+    cdf=st.sampled_from(["sigmoid", "laplace", "euclidean", "normal", "cauchy", *POWERS]),
     whole=st.booleans(),
     seed=st.integers(0, 2**31),
 )
@@ -173,7 +174,7 @@ def test_saturated_rows_have_zero_gradient():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("shape", [(1, 300_000), (3, 100_000), (70, 5000), (1000, 64), (9001, 10)])
 @pytest.mark.parametrize("temperature", [1.0, 1e-3])
-@pytest.mark.parametrize("cdf", ["sigmoid", "laplace", "euclidean", "cauchy"])
+@pytest.mark.parametrize("cdf", ["sigmoid", "laplace", "euclidean", "cauchy", "power:1.5"])
 def test_same_bits_at_any_number_of_threads(shape, dtype, temperature, cdf):
     if not _native.has_kernel(cdf, dtype):
         pytest.skip("eager torch")

@@ -9,7 +9,7 @@ from torch.nn.functional import logsigmoid
 import khot
 from khot import ops
 from khot._math.cdfs import SIGMOID
-from khot.kernels import _native
+from khot.kernels import _logs, _native
 
 pytestmark = pytest.mark.skipif(_native.LIBRARY is None, reason=_native.REASON)
 KINDS = {
@@ -48,10 +48,10 @@ def exact_margins(x, k, temperature, mask):
 def test_logarithm_and_threshold(seed, n, share, kind, temperature, path, masked):
     x, mask, g = posed(seed, n, kind, masked)
     k = float(max(1, round(share * n))) if seed % 2 else share * n
-    y, roots, is_left = _native.log_sigmoid(x, k, temperature, mask, path=path)
-    _, again, _ = _native.log_sigmoid(x, k, temperature, mask, only_roots=True, path=path)
+    y, roots, is_left = _logs.log_sigmoid(x, k, temperature, mask, path=path)
+    _, again, _ = _logs.log_sigmoid(x, k, temperature, mask, only_roots=True, path=path)
     assert torch.equal(roots[:, ~is_left], again[:, ~is_left])
-    dx, is_faint = _native.log_sigmoid_pull(g, x, roots, temperature, mask, path=path)
+    dx, is_faint = _logs.log_sigmoid_pull(g, x, roots, temperature, mask, path=path)
     z = exact_margins(x, k, temperature, mask)
     expected, tail = logsigmoid(z), torch.sigmoid(-z)
     v = tail * torch.sigmoid(z)
@@ -79,7 +79,7 @@ def test_cross_entropy(seed, n, share, kind, temperature, path, masked, near):
     count = max(1, min(n - 1, round(share * n)))
     scores = x if near else g
     target = khot.hard_topk(scores if mask is None else scores.masked_fill(~mask, -torch.inf), count)
-    loss, dx, is_left = _native.cross_entropy(x, target, temperature, mask, path=path)
+    loss, dx, is_left = _logs.cross_entropy(x, target, temperature, mask, path=path)
     z = exact_margins(x, float(count), temperature, mask)
     is_wrong = (target > 0) != (z > 0)
     terms = torch.log1p((-z.abs()).exp()) + torch.where(is_wrong, z.abs(), 0)
@@ -96,8 +96,8 @@ def test_cross_entropy(seed, n, share, kind, temperature, path, masked, near):
 @pytest.mark.parametrize("n", [64, 1024, 100_000])
 def test_ordinary_rows_are_not_left(n):
     x = torch.randn(4, n)
-    assert not _native.log_sigmoid(x, n / 10, 1.0, None)[2].any()
-    assert not _native.cross_entropy(x, khot.hard_topk(torch.randn(4, n), n // 10), 1.0, None)[2].any()
+    assert not _logs.log_sigmoid(x, n / 10, 1.0, None)[2].any()
+    assert not _logs.cross_entropy(x, khot.hard_topk(torch.randn(4, n), n // 10), 1.0, None)[2].any()
 
 
 def test_rows_that_the_kernels_leave_are_solved_with_the_others():

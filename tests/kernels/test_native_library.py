@@ -134,7 +134,7 @@ def test_codes_are_those_of_the_header():
     text = HEADER.read_text(encoding="utf-8")
     assert "KHOT_FLOAT = 0, KHOT_DOUBLE = 1" in text
     assert "KHOT_PORTABLE = 0, KHOT_AVX2 = 1, KHOT_AVX512 = 2" in text
-    assert "KHOT_SIGMOID, KHOT_LAPLACE, KHOT_EUCLIDEAN, KHOT_NORMAL, KHOT_CAUCHY, KHOT_CDFS" in text
+    assert "KHOT_SIGMOID, KHOT_LAPLACE, KHOT_EUCLIDEAN, KHOT_NORMAL, KHOT_CAUCHY, KHOT_POWER, KHOT_CDFS" in text
     assert (_native.PORTABLE, _native.AVX2, _native.AVX512) == (0, 1, 2)
     assert {torch.float32: 0, torch.float64: 1} == _native._DTYPES
 

@@ -1,8 +1,9 @@
 """Faster twins of `_math`, which `khot.ops` registers."""
 
+from . import _logs as cpu_logs
 from . import _native as cpu
 
-__all__ = ["cpu", "status"]
+__all__ = ["cpu", "cpu_logs", "status"]
 
 
 def status() -> dict[str, str]:

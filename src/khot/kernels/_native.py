@@ -22,7 +22,8 @@ WIDE = AVX512
 _BASELINE = "NEON" if platform.machine() in ("arm64", "aarch64") else "portable"
 PATHS = {AVX512: "AVX-512", AVX2: "AVX2", PORTABLE: _BASELINE}
 CDFS = {"sigmoid": 0, "laplace": 1, "euclidean": 2, "normal": 3, "cauchy": 4}  # the cdfs of native/khot.h
-IN_EVERY_DTYPE = ("sigmoid", "laplace", "euclidean")  # the others are in float32 alone
+IN_EVERY_DTYPE = ("sigmoid", "laplace", "euclidean")  # the others, and powers, are in float32 alone
+_POWER, MOST_POWER = 5, 4.0  # a larger exponent would multiply the roundings of margins beyond 1e-6
 _DTYPES = {torch.float32: 0, torch.float64: 1}
 HALVES = {torch.bfloat16: 2, torch.float16: 3}  # for `half_topk` and `half_pull` alone
 _NUMBERS = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "int": ctypes.c_int32, "double": ctypes.c_double}
@@ -76,7 +77,8 @@ def _load() -> tuple[Any, str]:
     except (OSError, AttributeError) as error:
         return None, f"eager torch (native library does not load: {error})"
     width = PATHS[library.khot_path()]
-    what = "top-k (sigmoid, Laplace, Euclidean, float32 normal and Cauchy, hard, statistical), "
+    what = "top-k (sigmoid, Laplace, Euclidean, float32 normal, Cauchy and power, hard, statistical), "
+    what += "logarithms, thresholds and losses of float32 rows, "
     what += "pivotal and systematic samples, matching pursuit, certified attention"
     return library, f"native, {width} (for {what}; eager torch for the rest; {built})"
 
@@ -130,7 +132,14 @@ def direct(**names: Any) -> tuple[Any, Any]:
 
 def has_kernel(cdf: str, dtype: torch.dtype) -> bool:
     """Return whether `native_topk` and `native_pull` take the cdf."""
-    return LIBRARY is not None and cdf in CDFS and (dtype == torch.float32 or cdf in IN_EVERY_DTYPE)
+    if LIBRARY is None or dtype != torch.float32:
+        return LIBRARY is not None and cdf in IN_EVERY_DTYPE
+    return cdf in CDFS or (cdf.startswith("power:") and 1.0 <= _law(cdf)[1] <= MOST_POWER)
+
+
+def _law(cdf: str) -> tuple[int, float]:
+    """Return the number of a cdf in native/khot.h, and the exponent of a power."""
+    return (_POWER, 1 / (float(cdf.removeprefix("power:")) - 1)) if cdf.startswith("power:") else (CDFS[cdf], 0.0)
 
 
 def native_topk(
@@ -143,7 +152,7 @@ def native_topk(
     out: Tensor | None = None,
 ) -> Tensor:
     """Return y = F(z), as `_math.threshold.topk`; `k` and `temperature` may be numbers; `out` is contiguous."""
-    return _solve("khot_topk", x, k, temperature, mask, path, CDFS[cdf], result=out)
+    return _solve("khot_topk", x, k, temperature, mask, path, cdf, result=out)
 
 
 def _solve(
@@ -153,7 +162,7 @@ def _solve(
     temperature: Any,
     mask: Mask,
     path: int,
-    cdf: int = 0,
+    cdf: str = "sigmoid",
     inputs: tuple[int, ...] = (),
     outputs: tuple[int | None, ...] = (),
     result: Tensor | None = None,
@@ -165,11 +174,11 @@ def _solve(
     x = x.contiguous()
     result = torch.empty_like(x) if result is None else result
     if result.numel():
-        _call(name, x, k, temperature, mask, path, cdf, *inputs, result.data_ptr(), *outputs)
+        call(name, x, k, temperature, mask, path, cdf, *inputs, result.data_ptr(), *outputs)
     return result
 
 
-def _call(name: str, x: Tensor, k: Any, temperature: Any, mask: Mask, path: int, cdf: int, *rest: float | None) -> None:
+def call(name: str, x: Tensor, k: Any, temperature: Any, mask: Mask, path: int, cdf: str, *rest: float | None) -> None:
     """Call a function of rows; x is contiguous, and the rest are numbers and addresses."""
     n = x.shape[-1]
     k, k_address, k_stride, k_of_all = _column(k)
@@ -177,7 +186,7 @@ def _call(name: str, x: Tensor, k: Any, temperature: Any, mask: Mask, path: int,
     mask, mask_address, mask_row_stride, mask_stride = _mask(mask, n)
     rows = _Rows(
         x.data_ptr(), x.numel() // n, n, k_address, k_stride, address, stride, mask_address, mask_row_stride,
-        mask_stride, k_of_all, of_all, (_DTYPES | HALVES)[x.dtype], torch.get_num_threads(), path, cdf,
+        mask_stride, k_of_all, of_all, (_DTYPES | HALVES)[x.dtype], torch.get_num_threads(), path, *_law(cdf),
     )  # fmt: skip
     if getattr(LIBRARY, name)(rows, *rest):
         raise MemoryError(f"no memory for rows of {n} scores as float32; use fewer threads")
@@ -199,56 +208,17 @@ def margin(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, path: int = WI
     return z
 
 
-def log_sigmoid(
-    x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, *, only_roots: bool = False, path: int = WIDE
-) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Return log σ_k of float32 rows, or None, their thresholds (2, rows), and which rows are left to another method.
-
-    x is (rows, n), contiguous and not empty; a threshold is an anchor and a shift. Nothing is known of rows that are left.
-    """
-    out, roots = torch.empty_like(x), torch.empty(2, len(x), dtype=torch.float64, device="cpu")
-    is_left = torch.empty(len(x), dtype=torch.bool, device="cpu")
-    to = (None, out.data_ptr()) if only_roots else (out.data_ptr(), None)
-    outputs = (*to, roots[0].data_ptr(), roots[1].data_ptr(), is_left.data_ptr())
-    _call("khot_log_sigmoid", x, k, temperature, mask, path, 0, *outputs)
-    return None if only_roots else out, roots, is_left
-
-
-def log_sigmoid_pull(
-    g: Tensor, x: Tensor, roots: Tensor, temperature: PerRow, mask: Mask, *, path: int = WIDE
-) -> tuple[Tensor, Tensor]:
-    """Return the cotangent of x for that of the logarithm (rows, n) or of the thresholds (rows), and the rows left."""
-    dx, is_left = torch.empty_like(x), torch.empty(len(x), dtype=torch.bool, device="cpu")
-    is_log = g.dim() == 2
-    g = g.to(x.dtype if is_log else torch.float64).contiguous()
-    ends = (g.data_ptr(), None) if is_log else (None, g.data_ptr())
-    rest = (roots[0].data_ptr(), roots[1].data_ptr(), *ends, dx.data_ptr(), is_left.data_ptr())
-    _call("khot_log_sigmoid_pull", x, 0.0, temperature, mask, path, 0, *rest)
-    return dx, is_left
-
-
-def cross_entropy(
-    x: Tensor, target: Tensor, temperature: PerRow, mask: Mask, *, path: int = WIDE
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return T·Σ KL(y ‖ σ_k) (rows) float64, its derivative in x (rows, n), and the rows left; all float32, contiguous."""
-    loss, dx = torch.empty(len(x), dtype=torch.float64, device="cpu"), torch.empty_like(x)
-    is_left = torch.empty(len(x), dtype=torch.bool, device="cpu")
-    rest = (target.data_ptr(), loss.data_ptr(), dx.data_ptr(), is_left.data_ptr())
-    _call("khot_cross_entropy", x, 0.0, temperature, mask, path, 0, *rest)
-    return loss, dx, is_left
-
-
 def native_pull(
     g: Tensor, y: Tensor, temperature: PerRow, dk: Tensor | None = None, cdf: str = "sigmoid", path: int = WIDE
 ) -> Tensor:
     """Return the cotangent of x for that of y; write that of k to `dk` if it is given."""
     g, address = (g if g.dtype == y.dtype else g.to(y.dtype)).contiguous(), None if dk is None else dk.data_ptr()
-    return _solve("khot_topk_pull", y, 0.0, temperature, None, path, CDFS[cdf], (g.data_ptr(),), (address,))
+    return _solve("khot_topk_pull", y, 0.0, temperature, None, path, cdf, (g.data_ptr(),), (address,))
 
 
 def half_topk(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: str = "sigmoid", path: int = WIDE) -> Tensor:
     """Return `native_topk` of scores in half precision: computed in float32, a few rows at a time, and rounded once."""
-    return _solve("khot_half_topk", x, k, temperature, mask, path, CDFS[cdf])
+    return _solve("khot_half_topk", x, k, temperature, mask, path, cdf)
 
 
 def half_pull(
@@ -256,7 +226,7 @@ def half_pull(
 ) -> Tensor:
     """Return the cotangent of x for that of y, from the scores x, which are solved for again."""
     g = (g if g.dtype == x.dtype else g.to(x.dtype)).contiguous()
-    return _solve("khot_half_pull", x, k, temperature, mask, path, CDFS[cdf], (g.data_ptr(),))
+    return _solve("khot_half_pull", x, k, temperature, mask, path, cdf, (g.data_ptr(),))
 
 
 def hard_topk(x: Tensor, k: PerRow, mask: Mask, path: int = WIDE) -> Tensor:
@@ -275,7 +245,7 @@ def statistical(
     y = torch.empty_like(x) if exact and y is None else y  # it is used in the search, too
     theta = torch.empty((*x.shape[:-1], 1), dtype=torch.float64, device="cpu")
     if x.numel():
-        _call("khot_statistical", x, k, 1.0, None, path, 0, smooth, exact, _address(y), theta.data_ptr())
+        call("khot_statistical", x, k, 1.0, None, path, "sigmoid", smooth, exact, _address(y), theta.data_ptr())
     return theta
 
 
@@ -284,7 +254,7 @@ def sums_at(x: Tensor, anchor: Tensor, shift: Tensor, temperature: Tensor, cdf: 
     x, sums = x.contiguous(), torch.empty(len(x), 5, dtype=torch.float64, device="cpu")
     anchor, shift = anchor.contiguous(), shift.contiguous()
     addresses = (t.data_ptr() for t in (anchor, shift, sums))
-    _call("khot_sums_at", x, 0.0, temperature, None, path, CDFS[cdf], *addresses)
+    call("khot_sums_at", x, 0.0, temperature, None, path, cdf, *addresses)
     return sums
 
 
@@ -294,7 +264,7 @@ def value_at(
     """Return what `_math.threshold.value_at` does; shapes are those of `sums_at`."""
     points = tuple(t.contiguous() for t in (anchor, shift, step))
     addresses = tuple(t.data_ptr() for t in points)
-    return _solve("khot_value_at", x, 0.0, temperature, None, path, CDFS[cdf], addresses)
+    return _solve("khot_value_at", x, 0.0, temperature, None, path, cdf, addresses)
 
 
 def pivotal(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .._shape import Mask, PerRow, per_row
-from ..kernels import cpu as _native
+from ..kernels import cpu_logs as _native
 from ._topk import HAS_NATIVE, is_plain
 
 # (x, *others of those rows) → the same in float64, differentiable: x is (rows, n), the others (rows) or (rows, n).
@@ -91,6 +91,11 @@ class _Quick(torch.autograd.Function):
         if torch.is_grad_enabled():
             (dx,) = torch.autograd.grad(exact(x, *others).to(g.dtype), x, g, create_graph=True)
             return dx, None, None, None
+        if not is_plain(g):  # many cotangents at once
+            with torch.enable_grad():
+                x = x.detach().requires_grad_()
+                y = exact(x, *others).to(g.dtype)
+            return *torch.autograd.grad(y, x, g), None, None, None
         dx, is_faint = pull(g)
         is_left = is_left | is_faint
         if bool(is_left.any()):

@@ -108,7 +108,8 @@ template <class T> int fuzz(Rng& rng, long number) {
                             dtype_of<T>(),
                             threads,
                             path,
-                            cdf};
+                            cdf,
+                            1 + 3 * uniform(rng)};
   khot_topk(&scores, p.data());
   if (sizeof(T) == 4 && number % 4 == 0) {  // any bits as scores of 16 bits: entries lie in [0, 1], or the row is NaN
     std::vector<uint16_t> h(x.size()), q(x.size()), dh(x.size());
@@ -186,8 +187,8 @@ template <class T> int fuzz(Rng& rng, long number) {
     }
     // The gradient of a constant is none, and its weighted mean is the constant; 0 in a saturated row.
     const double mean = dk[(size_t)r];
-    // Below, a float is denormal; and the slope of a Cauchy cdf is the square of its tail.
-    const bool has_digits = want > 1e-30 && (cdf != KHOT_CAUCHY || softest > 1e-15);
+    // Below, a float is denormal; and the slope of a Cauchy cdf is π times the square of its tail, denormal below 6e-20.
+    const bool has_digits = want > 1e-30 && (cdf != KHOT_CAUCHY || softest > 1e-18);
     bool is_flat = !has_digits || std::fabs(mean - 0.5) <= 1e-5 || mean == 0;
     for (int64_t i = 0; i < n; ++i)
       is_flat &= !has_digits || std::fabs((double)dx[(size_t)(r * n + i)]) * t[(size_t)r] <= 1e-5;
@@ -229,7 +230,7 @@ int fuzz_logs(Rng& rng, long number) {
     for (int64_t i = 0; i < rows * n; ++i) mask.push_back(rng() % 4 != 0);
   const auto threads = 1 + (int32_t)(rng() % 2), path = (int32_t)(rng() % 3);
   const khot_rows asked = {x.data(), rows, n, k.data(), 1, nullptr, 0,          mask.empty() ? nullptr : mask.data(),
-                           n,        1,    0, t,        KHOT_FLOAT, threads, path, KHOT_SIGMOID};
+                           n,        1,    0, t,        KHOT_FLOAT, threads, path, KHOT_SIGMOID, 0};
   khot_log_sigmoid(&asked, y.data(), nullptr, anchor.data(), shift.data(), left.data());
   khot_log_sigmoid(&asked, nullptr, scratch.data(), anchor.data(), again.data(), same.data());
   khot_log_sigmoid_pull(&asked, anchor.data(), shift.data(), g.data(), nullptr, dx.data(), faint.data());

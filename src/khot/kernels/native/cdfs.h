@@ -1,13 +1,18 @@
 // The cdfs that have a kernel, as far as a threshold needs them.
 #pragma once
 
-#include "simd.h"
+#include "row.h"
 
 namespace {
 
 template <class V> struct At {
   typename V::reg tail, density;  // the smaller of F and 1 − F, and F′
   typename V::mask_t above;       // whether 1 − F is the smaller
+};
+
+// A cdf without a parameter.
+template <class Cdf> struct Fixed {
+  template <class T> static Cdf of(const Row<T>&) { return {}; }
 };
 
 // What scores within e^−certain of nothing have in common: the logistic and the Laplace cdf.
@@ -22,7 +27,7 @@ struct Exponential {
   }
 };
 
-struct Logistic : Exponential {
+struct Logistic : Exponential, Fixed<Logistic> {
   static constexpr bool is_logistic = true;
   template <class V> static At<V> at(typename V::reg minus_z) {
     const auto tail = tail_of<V>(minus_z);
@@ -31,7 +36,7 @@ struct Logistic : Exponential {
   template <class V> static typename V::reg slope(typename V::reg y) { return V::mul(y, V::sub(V::set(1), y)); }
 };
 
-struct Laplace : Exponential {
+struct Laplace : Exponential, Fixed<Laplace> {
   static constexpr bool is_logistic = false, has_simple_slope = true;
   template <class V> static At<V> at(typename V::reg minus_z) {
     const auto tail = V::mul(V::set(0.5f), small_exp<V>(minus_z));
@@ -43,7 +48,7 @@ struct Laplace : Exponential {
   }
 };
 
-struct Euclidean {
+struct Euclidean : Fixed<Euclidean> {
   static constexpr bool is_logistic = false, has_simple_slope = true, is_smooth = false;
   template <class V> static typename V::reg reach(typename V::reg) { return V::set(1); }
   template <class T, class V> static typename V::reg certain(typename V::reg) { return V::set(1); }
@@ -68,8 +73,8 @@ template <class V, int Count> inline typename V::reg polynomial(const float (&c)
   return y;
 }
 
-// The normal and the Cauchy cdf have kernels for floats alone: the fits below are good to 3e-7, the slope of Φ to 2e-6.
-struct Normal {
+// The normal and the Cauchy cdf, and powers, have kernels for floats alone: the fits below are good to 3e-7, the slope of Φ to 2e-6.
+struct Normal : Fixed<Normal> {
   static constexpr bool is_logistic = false, has_simple_slope = false, is_smooth = true;
   template <class V> static typename V::reg reach(typename V::reg crowd) { return V::sqrt(2 * V::log(crowd)) + 1; }
   template <class T, class V> static typename V::reg certain(typename V::reg n) { return V::sqrt(2 * V::log(n) + 40); }
@@ -92,7 +97,7 @@ struct Normal {
   }
 };
 
-struct Cauchy {
+struct Cauchy : Fixed<Cauchy> {
   static constexpr bool is_logistic = false, has_simple_slope = true, is_smooth = true;
   template <class V> static typename V::reg reach(typename V::reg crowd) { return V::min(crowd, V::set(1e30f)) + 1; }
   template <class T, class V> static typename V::reg certain(typename V::reg) { return V::set(1e30f); }  // never
@@ -111,6 +116,32 @@ struct Cauchy {
     constexpr float c[] = {0.043758637f, -0.337521921f, 1.43872277f, -2.91556797f, 1.77245384f};
     const auto m = V::min(V::sub(V::set(1), y), y), sine = V::mul(m, polynomial<V>(c, V::mul(m, m)));
     return V::mul(sine, sine);
+  }
+};
+
+// clip(z, 0, 1)^a for 1 ≤ a ≤ 4: to 3e-7. For floats alone, as it takes the logarithm of z.
+struct Power {
+  static constexpr bool is_logistic = false, has_simple_slope = false, is_smooth = false;
+  float exponent, median;
+  template <class T> static Power of(const Row<T>& row) {
+    return {(float)row.exponent, (float)std::pow(0.5, 1 / row.exponent)};
+  }
+  template <class V> static typename V::reg reach(typename V::reg) { return V::set(1); }
+  template <class T, class V> static typename V::reg certain(typename V::reg) { return V::set(1); }
+  template <class V> At<V> at(typename V::reg minus_z) const {
+    const auto z = V::sub(V::set(0), minus_z), one = V::set(1), tiny = V::set(Limits<float>::tiny);
+    const auto inside = V::both(V::gt(z, V::set(0)), V::gt(one, z));
+    const auto safe = V::max(V::min(z, one), tiny), a = V::set(exponent);
+    const auto y = small_exp<V>(V::mul(a, V::log(safe)));
+    const auto above = V::gt(z, V::set(median));
+    return {V::keep(inside, V::blend(above, V::sub(one, y), y)), V::keep(inside, V::mul(a, V::div(y, safe))), above};
+  }
+  // F′ = a·y^{1 − 1/a}
+  template <class V> typename V::reg slope(typename V::reg y) const {
+    const auto inside = V::both(V::gt(y, V::set(0)), V::gt(V::set(1), y));
+    const auto log = V::log(V::max(V::min(y, V::set(1)), V::set(Limits<float>::tiny)));
+    const auto v = V::mul(V::set(exponent), small_exp<V>(V::mul(V::set(1 - 1 / exponent), log)));
+    return V::add(V::mul(y, V::set(0)), V::keep(inside, v));  // NaN for NaN
   }
 };
 

@@ -16,6 +16,7 @@ template <class T> struct Row {
   int64_t mask_stride, n;
   double k, temperature;
   int threads;  // to split this one row over
+  double exponent;  // of a power
 };
 
 // τ = anchor + T·shift.

@@ -62,7 +62,8 @@ template <class T> khot::Row<T> row_of(const khot_rows& rows, int64_t r, int thr
           rows.n,
           rows.k ? rows.k[r * rows.k_stride] : rows.k_of_all,
           rows.temperature ? rows.temperature[r * rows.temperature_stride] : rows.temperature_of_all,
-          threads};
+          threads,
+          rows.exponent};
 }
 
 // Asks for large pages where a result is to be written to much memory, which may be new: a fault for each 4 KB of it takes

@@ -20,7 +20,8 @@ enum { KHOT_OK = 0, KHOT_NO_MEMORY = 1 };  /* status of a call */
 enum { KHOT_FLOAT = 0, KHOT_DOUBLE = 1 };  /* dtype: float or double, for every `void*` of a call */
 enum { KHOT_BFLOAT16 = 2, KHOT_HALF = 3 }; /* or 16 bits, for the functions that say so */
 enum { KHOT_PORTABLE = 0, KHOT_AVX2 = 1, KHOT_AVX512 = 2 }; /* path: the widest vectors that a call may use */
-enum { KHOT_SIGMOID, KHOT_LAPLACE, KHOT_EUCLIDEAN, KHOT_NORMAL, KHOT_CAUCHY, KHOT_CDFS }; /* cdf; the last two: floats */
+/* cdf; the last three: floats */
+enum { KHOT_SIGMOID, KHOT_LAPLACE, KHOT_EUCLIDEAN, KHOT_NORMAL, KHOT_CAUCHY, KHOT_POWER, KHOT_CDFS };
 
 /* Contiguous rows of scores, and how each is to be solved. */
 typedef struct {
@@ -34,6 +35,7 @@ typedef struct {
   int64_t mask_row_stride, mask_stride;
   double k_of_all, temperature_of_all;
   int32_t dtype, threads, path, cdf;
+  double exponent; /* of KHOT_POWER, F(z) = clip(z, 0, 1)^exponent: from 1 to 4 */
 } khot_rows;
 
 /* Contiguous rows of inclusion probabilities, and how many samples of each are to be drawn. */

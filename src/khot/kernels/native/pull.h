@@ -8,10 +8,11 @@ namespace {
 
 // dx = v(g − ḡ)/T; returns dk = ḡ, with v = F′ as a function of y = F(z), and ḡ = Σvg/Σv.
 template <class F, class V, class T> double pull_row(const Row<T>& row, const T* g, T* dx) {
+  const F law = F::of(row);
   const T* y = row.x;
   double sums[2];
   accumulate_row<V, 2>(row.n, row.threads, sums, [=](auto at, auto* lanes) {
-    const auto v = F::template slope<V>(at.load(y));
+    const auto v = law.template slope<V>(at.load(y));
     lanes[0] = V::add(lanes[0], v);
     lanes[1] = V::fma(v, at.load(g), lanes[1]);
   });
@@ -19,7 +20,7 @@ template <class F, class V, class T> double pull_row(const Row<T>& row, const T*
   double none[1];
   const T center = (T)mean, scale = (T)(1.0 / row.temperature);
   accumulate_row<V, 1>(row.n, row.threads, none, [=](auto at, auto*) {
-    const auto v = F::template slope<V>(at.load(y));
+    const auto v = law.template slope<V>(at.load(y));
     at.store(dx, V::mul(V::mul(v, V::set(scale)), V::sub(at.load(g), V::set(center))));
   });
   return mean;
@@ -30,12 +31,13 @@ template <class F> void pull_short(const Row<float>* rows, int count, const floa
                                    double* dk) {
   using V = Vec<float>;
   const int64_t n = rows->n, full = n - n % kRows;
+  const F law = F::of(*rows);
   Doubles vs[kRows] = {}, ws[kRows] = {};
   for (int r = 0; r < count; ++r) {
     const float *y = rows[r].x, *h = g[r];
     Floats v_sum{}, w_sum{};
     const auto add = [&](auto at) {
-      const auto v = F::template slope<V>(at.load(y));
+      const auto v = law.template slope<V>(at.load(y));
       v_sum = V::add(v_sum, v);
       w_sum = V::fma(v, at.load(h), w_sum);
     };
@@ -53,7 +55,7 @@ template <class F> void pull_short(const Row<float>* rows, int count, const floa
     float* to = dx[r];
     const auto center = V::set((float)dk[r]), scale = V::set((float)(1.0 / rows[r].temperature));
     const auto write = [=](auto at) {
-      const auto slope = F::template slope<V>(at.load(y));
+      const auto slope = law.template slope<V>(at.load(y));
       at.store(to, V::mul(V::mul(slope, scale), V::sub(at.load(h), center)));
     };
     for (int64_t i = 0; i < full; i += kRows) write(Full<V>{i});

@@ -112,7 +112,7 @@ template <class T> Row<T> sample_of(const Row<T>& row, T* to) {
       const int64_t at = r * step + i;
       to[r * run + i] = allowed(row, at) ? row.x[at] : -std::numeric_limits<T>::infinity();
     }
-  return {to, nullptr, 0, kSampleRow, row.k * (double)kSampleRow / (double)row.n, row.temperature, 1};
+  return {to, nullptr, 0, kSampleRow, row.k * (double)kSampleRow / (double)row.n, row.temperature, 1, row.exponent};
 }
 
 template <class V, class T> bool solve_quickly(const Row<T>& row, T* p, bool roughly, Point<T>* point);

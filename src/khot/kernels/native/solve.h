@@ -31,9 +31,10 @@ template <class T> void settle(const Row<T>& row, const Census& census, T* p) {
 template <class F, class V, class T> void write(const Row<T>& row, const Point<T>& point, double step, T* out) {
   double none[1];
   const T small = (T)step;
+  const F law = F::of(row);
   const Margin<T> margin(point, row.temperature);
   accumulate_scores<V, 1>(row, none, [=](auto at, auto*) {
-    const auto f = F::template at<V>(margin.template minus_z<V>(at.scores(row)));
+    const auto f = law.template at<V>(margin.template minus_z<V>(at.scores(row)));
     const auto y = V::blend(f.above, V::sub(V::set(1), f.tail), f.tail);
     const auto moved = V::fnma(f.density, V::set(small), y);
     at.store(out, V::max(V::blend(V::gt(moved, V::set(1)), V::set(1), moved), V::set(0)));
@@ -47,6 +48,7 @@ constexpr double kShortStep = 1e-3;  // in z: its square is nothing
 template <class F, class V, class T> bool solve_from_sample(const Row<T>& row, T* y) {
   const double n = (double)row.n, eps = (double)Limits<T>::eps;
   if (row.n < 4 * kSampleRow || !(row.k > 0 && row.k < n && row.temperature > 0)) return false;
+  const F law = F::of(row);
   const Row<T> part = sample_of(row, y);
   const Census census = count_kinds<V>(part);
   if (is_settled(part, census)) return false;
@@ -65,7 +67,7 @@ template <class F, class V, class T> bool solve_from_sample(const Row<T>& row, T
     point = point.moved(step, row.temperature);
     const Margin<T> margin(point, row.temperature);
     const auto value = [=](auto at, typename V::reg* density) {
-      const auto f = F::template at<V>(margin.template minus_z<V>(at.scores(row)));
+      const auto f = law.template at<V>(margin.template minus_z<V>(at.scores(row)));
       const auto rest = V::sub(V::set(1), f.tail);
       *density = f.density;
       return complement ? V::blend(f.above, f.tail, rest) : V::blend(f.above, rest, f.tail);
@@ -78,7 +80,7 @@ template <class F, class V, class T> bool solve_from_sample(const Row<T>& row, T
       accumulate_scores<V, 2>(row, sums, [=](auto at, auto* lanes) {
         const auto q = at.load(y);
         lanes[0] = V::add(lanes[0], q);
-        lanes[1] = V::add(lanes[1], F::template slope<V>(q));
+        lanes[1] = V::add(lanes[1], law.template slope<V>(q));
       }, store);
     } else {
       accumulate_scores<V, 2>(row, sums, [=](auto at, auto* lanes) {
@@ -98,7 +100,7 @@ template <class F, class V, class T> bool solve_from_sample(const Row<T>& row, T
       accumulate_row<V, 1>(row.n, row.threads, sums, [=](auto at, auto* lanes) {
         auto q = at.load(y);
         if constexpr (F::has_simple_slope) {
-          q = V::fma(F::template slope<V>(q), V::set(by), q);
+          q = V::fma(law.template slope<V>(q), V::set(by), q);
           q = V::min(V::max(q, V::set(0)), V::set(1));
         }
         lanes[0] = V::add(lanes[0], q);

@@ -19,9 +19,10 @@ struct Tails {
 template <class F, class V, class T>
 Tails tails(const Row<T>& row, const Point<T>& point) {
   double sums[5];
+  const F f = F::of(row);
   const Margin<T> margin(point, row.temperature);
   accumulate_scores<V, 5>(row, sums, [=](auto at, auto* lanes) {
-    const auto y = F::template at<V>(margin.template minus_z<V>(at.scores(row)));
+    const auto y = f.template at<V>(margin.template minus_z<V>(at.scores(row)));
     lanes[0] = V::add(lanes[0], y.tail);
     lanes[1] = V::add(lanes[1], V::keep(y.above, y.tail));
     lanes[2] = V::add(lanes[2], y.density);
@@ -108,7 +109,7 @@ Balance locate(const Row<T>& row, const Census& census, bool just_p, T* p, Point
     *x = at.scores(row);
     return V::both(V::ge(V::set(high), *x), V::ge(*x, V::set(low)));
   });
-  const Row<T> undecided = {p, nullptr, 0, open, row.k, row.temperature, row.threads};
+  const Row<T> undecided = {p, nullptr, 0, open, row.k, row.temperature, row.threads, row.exponent};
   if (is_wide) {  // each tail is exponential in τ, and balances the other half way between two points at which they are
                   // equal
     const auto near_lower = Point<T>::at((double)lower, certain, row.temperature);
