@@ -50,4 +50,5 @@ __all__ = [
 ]
 __all__ += ["brewer", "natural_parameters", "order", "pivotal", "rejective", "sampford", "systematic", "uniform"]
 __all__ += ["quick_cutoff", "statistical_cutoff", "statistical_topk"]
-__all__ += ["cube", "direct_topk", "local_pivotal", "logs", "prices", "sums_at", "takes_halves", "topk_into", "value_at"]
+__all__ += ["cube", "direct_topk", "local_pivotal", "logs", "prices"]
+__all__ += ["sums_at", "takes_halves", "topk_into", "value_at"]
