@@ -61,6 +61,13 @@ def entry_products(a: Tensor, b: Tensor, rows: Tensor, columns: Tensor) -> Tenso
 
 # Whether torch.jit.trace records.
 is_tracing: Callable[[], bool] = _get("torch._C._is_tracing", torch.jit.is_tracing)  # type: ignore[attr-defined]
+
+
+def has_values(x: Tensor) -> bool:
+    """Return whether a check may read values: there are none on the meta device, in a graph or in a transform."""
+    return not (x.is_meta or torch.compiler.is_compiling() or transforms_active() or is_tracing())
+
+
 # The level of forward-mode differentiation, given `torch.autograd.forward_ad`; negative if it is off.
 _has_level = _get("torch.autograd.forward_ad._current_level", None) is not None
 forward_level: Callable[[Any], int] = attrgetter("_current_level") if _has_level else lambda module: 0
