@@ -56,7 +56,7 @@ AREAS = {
     ),
     "neighbours": (620, {"neighbors.py", "_neighborhood.py"}),
     "search": (910, {"search", "_beams.py"}),
-    "attention": (1_440, {"attention", "_attention.py", "tails.py", "cells.py"}),
+    "attention": (1_443, {"attention", "_attention.py", "tails.py", "cells.py"}),
     "spark and tokens": (
         1_500,
         {"_spark.py", "_statistical.py", "_tokens.py", "spark.py", "statistical.py", "tokens.py"},
