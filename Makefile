@@ -18,11 +18,11 @@ run: $(call stamp,run)
 	$(BIN)/khot select -k 10 --out out
 
 test: $(call stamp,test)
-	$(BIN)/pytest -n 2 --dist loadfile -m "not distributed and not browser"
+	$(BIN)/pytest -n 2 --dist loadfile -m "not long and not distributed and not browser"
 
-# The rest of the suite, which CI runs too: several processes, and pages in Chromium.
+# The rest of the suite, which CI runs too: long tests, every code block and example, several processes, pages in Chromium.
 test-long: $(call stamp,test)
-	$(BIN)/pytest -n 2 --dist loadfile -m "distributed or browser"
+	$(BIN)/pytest -n 2 --dist loadfile -m "long or distributed or browser"
 
 # The inner loop: what takes long, compiles, opens a browser or starts processes is left to `make test`.
 check: $(call stamp,test)

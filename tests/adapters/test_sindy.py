@@ -325,6 +325,7 @@ def test_a_missing_pysindy_is_said():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_example_finds_the_equations_and_draws_them(tmp_path):
     script = Path(__file__).parents[2] / "examples" / "find_lorenz.py"
     done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=True)

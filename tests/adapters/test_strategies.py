@@ -100,6 +100,8 @@ def test_features_that_matter_only_together_are_found():
     assert chosen(3, x, x[:, 3] * x[:, 7] * x[:, 11] > 0, splicing) != [3, 7, 11]  # a negative control
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_hundred_rows_and_five_thousand_columns():
     right = 0
     for seed in range(3):

@@ -26,6 +26,7 @@ def test_the_study_of_coverage_runs(monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_study_of_loaders_runs(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(loading, "DRAWS", 200)
     rows = run(loading, monkeypatch, capsys, tmp_path)

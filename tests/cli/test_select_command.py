@@ -226,6 +226,8 @@ def test_no_permission_to_write(table, tmp_path, monkeypatch):
     assert "cannot be made" in done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_json_is_one_object(table, tmp_path):
     done = khot(table, "--target", "label", "-k", 2, "--json", "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
@@ -260,6 +262,7 @@ def test_json_is_one_object(table, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_digits_in_a_terminal():
     done = khot("-k", 5)
     assert done.exit_code == 0, done.output
@@ -289,7 +292,9 @@ def test_progress_says_where_it_goes():
     from khot.jobs import select as job
 
     seen = []
-    job.select(job.digits(), "classification", 5, on_progress=lambda *entry: seen.append(entry))
+    table = job.digits()
+    few = table._replace(x=table.x[:200, :16], y=table.y[:200] % 2, names=table.names[:16], image=None)
+    job.select(few, "classification", 5, on_progress=lambda *entry: seen.append(entry))
     labels = [label for label, _, _ in seen]
     assert labels[0] == "choosing"
     assert [label for label in labels if label == "choosing   surfaces"]
@@ -297,6 +302,8 @@ def test_progress_says_where_it_goes():
     assert [label for label in labels if label.startswith("comparing  khot")]
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_k_groups_costs_and_knockoffs(table, tmp_path):
     """What is asked for is in the JSON object, the terminal and the report."""
     (tmp_path / "costs.csv").write_text("feature,cost\nalpha,5\nbeta,1\ngamma,1\ndelta,1\ncolour,2\n")
@@ -314,6 +321,7 @@ def test_k_groups_costs_and_knockoffs(table, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_regression_and_reconstruction(table):
     done = khot(table, "--target", "alpha", "--drop", "label", "-k", 2, "--json", "--model", "forest")
     found = json.loads(done.stdout)
@@ -340,6 +348,7 @@ def test_without_scikit_learn():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "after"), [(signal.SIGINT, "choosing"), (signal.SIGINT, "comparing"), (signal.SIGKILL, "choosing")]
 )

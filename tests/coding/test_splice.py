@@ -42,6 +42,7 @@ def test_enumeration_is_brute_force(seed):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_search_finds_the_optimum_in_99_of_100_problems():
     cases = [
         (p, k, rho, noise) for p in (8, 14, 20) for k in (2, 4, 6) for rho in (0.0, 0.8, 0.95) for noise in (0.1, 3)

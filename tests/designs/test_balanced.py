@@ -27,6 +27,7 @@ def local(probs, k=None):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("make", [cube, functools.partial(cube, order="given"), local], ids=["random", "given", "lpm"])
 def test_a_design_with_known_variables_is_a_right_design(make):
     check_design(make, draws=40_000)

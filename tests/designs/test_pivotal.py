@@ -173,6 +173,8 @@ def long_orders(n, keys=20_000):
     return result
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_long_random_orders_are_as_good_as_uniform(monkeypatch):
     assert max(long_orders(520)) < 4
     assert max(long_orders(1000)) < 4

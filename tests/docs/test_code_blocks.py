@@ -24,6 +24,7 @@ def named(page):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("page", WITH_CODE, ids=named)
 def test_code_runs_and_prints_what_the_page_says(page, tmp_path):
     for block, printed in fences.run(page, tmp_path):

@@ -208,6 +208,7 @@ NAMES = make_recipes.names()
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_example_makes_its_point_and_prints_what_the_page_shows(name):
     printed = make_recipes.output_of(name)

@@ -21,6 +21,8 @@ def test_methods_choose_without_the_rows_that_are_scored(monkeypatch):
     assert score.mean > 0.75
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_the_units_of_the_target_do_not_matter():
     generator = np.random.default_rng(0)
     x = generator.standard_normal((80, 12))

@@ -54,7 +54,7 @@ def enumerated(design, length, *, relaxation=khot.sigmoid_topk, k=2, size=4, see
 
 
 DESIGNS = {"pivotal": partial(Pivotal, order="given"), "conditional Poisson": ConditionalPoisson}
-FOUR = pytest.param(4, marks=pytest.mark.slow)
+FOUR = pytest.param(4, marks=[pytest.mark.slow, pytest.mark.long])
 
 
 def code(tokens, size=4):

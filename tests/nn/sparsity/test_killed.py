@@ -38,6 +38,7 @@ torch.save(sparsifier.finalize().state_dict(), file + ".done")
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL on this system")
 @pytest.mark.parametrize("way", ["default", "sampled"])
 def test_killed_before_and_after_the_freeze(tmp_path, way):
