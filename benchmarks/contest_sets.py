@@ -222,6 +222,13 @@ SETS: dict[str, Make] = {
 }
 DEVELOPED = (
     "iris, 20 noise",
+    "wine, 60 noise",
+    "breast cancer",
+    "diabetes",
+    "digits, k = 20",
+    "logistic, r = 0.9",
+    "Friedman 3",
+    "categories, classes",
     "wine",
     "diabetes, 60 noise",
     "digits, k = 10",

@@ -36,7 +36,7 @@ from khot.nn import SparseAutoencoderConfig
 from khot.sae import HELD_OUT, Activations, Trainer, Training
 
 LAYER, LATENTS, K, STEPS, BATCH, SEEDS = 5, 3072, 32, 150, 1024, 3
-KS, RATES, TUNING = (8, 64, 16, 32), (1e-3, 2e-3, 4e-3), 100  # the seed on which the learning rates are chosen
+KS, RATES, TUNING = (8, 64, 16, 32), (1e-3, 2e-3, 4e-3, 8e-3), 100  # the seed on which the learning rates are chosen
 AUX_WEIGHT, DEAD_AFTER = 1 / 32, 50_000  # of the auxiliary loss, in all that have one: khot's defaults
 
 

@@ -92,7 +92,7 @@ class Selection:
     seed: int
     model: str
     features: list[Feature] = field(default_factory=list)  # all of them, the best first; the first k are chosen
-    candidates: list[dict[str, Any]] = field(default_factory=list)  # strategies and their scores, the best first
+    candidates: list[dict[str, Any]] = field(default_factory=list)  # strategies and their scores, the winner first
     curve: list[dict[str, float]] = field(default_factory=list)  # scores against k, if k was to be found
     discoveries: Discoveries | None = None  # if their false share was to be controlled
     scores: dict[str, Score] = field(default_factory=dict)

@@ -27,6 +27,7 @@ STACKED = 50_000  # rows, with a unit permuted in some of them, that trees predi
 DIRECT = 2  # times as many rows as columns: beyond that, the Gram matrix says it all
 SHORT = Gate(max_steps=120, gate_learning_rate=0.06)
 WEIGHTS = 0.05, 0.25  # of a logistic model's rows
+LEAD = 0.02  # of R², by which another strategy must be ahead of the first, which chooses with less noise
 
 Predict = Callable[[np.ndarray], np.ndarray]
 
@@ -242,13 +243,13 @@ class Portfolio:
     In cross-validation within the rows given, each strategy chooses from the training rows. A linear model and boosted
     trees are fitted to its columns there, and score the rows held out; the mean of their R² decides, so that the choice
     serves models of either kind. (For classes, R² is that of their indicators.) The best strategy then chooses from all
-    rows; the first one, if none is better than chance by a standard error.
+    rows; the first one, if none is ahead of it by 0.02, or none is better than chance by a standard error.
 
     Args:
         strategies: what takes part; functions of a `Problem` that return a `Choice`.
         n_jobs: choices that are made at the same time, in processes; None for one after the other.
 
-    The `history` of the choice has a dict for each strategy, the best first: candidate (its name), linear, boosted
+    The `history` of the choice has a dict for each strategy, the winner first: candidate (its name), linear, boosted
     (R²), score (their mean, where R² below 0 counts as 0), error (standard error over folds; 0 for one fold).
     """
 
@@ -270,9 +271,10 @@ class Portfolio:
         for (_, strategy), found in zip(tasks, self._tried(problem, tasks), strict=False):
             skills[strategy].append(found)
         rows = [_row(strategy, found) for strategy, found in skills.items() if found]
-        best = max(rows, key=_evidence, default={"candidate": _name(strategies[0])})
-        winner = next(strategy for strategy in strategies if _name(strategy) == best["candidate"])
-        return winner(problem)._replace(history=tuple(sorted(rows, key=lambda row: -row["score"])))
+        ahead = [_evidence(row) - LEAD * (i > 0) for i, row in enumerate(rows)]
+        winner = strategies[int(np.argmax(ahead))] if rows else strategies[0]
+        order = sorted(rows, key=lambda row: (row["candidate"] != _name(winner), -row["score"]))
+        return winner(problem)._replace(history=tuple(order))
 
     def _tried(self, problem: Problem, tasks: Sequence[tuple[int, Strategy]]) -> Iterable[dict[str, float]]:
         if self.n_jobs not in (None, 1):

@@ -58,7 +58,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
             doing without a chosen feature, or (negative) for taking another, in standard errors.
         inclusion_probabilities_: (n_features), σ_k of the scores, in [0, 1] with sum k (over groups, if there are any).
         history_: what the strategy measured on the way, dicts: the candidates of a portfolio with their scores, the
-            best first; or the steps of a gate's training.
+            winner first; or the steps of a gate's training.
         curve_: with "auto", a dict for each k that was tried: k, score, error. The score is that of `Portfolio`, of
             choices from other rows.
         task_: the task that was found.
