@@ -23,9 +23,9 @@ def test_sets_are_tables(name):
     assert not table.is_class or np.unique(table.y, return_counts=True)[1].min() > 10
 
 
-def test_about_half_of_the_sets_were_not_looked_at():
+def test_a_third_of_the_sets_was_not_looked_at():
     assert set(DEVELOPED) <= set(SETS)
-    assert len(SETS) - len(DEVELOPED) >= 20
+    assert 3 * (len(SETS) - len(DEVELOPED)) >= len(SETS)
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in ("Boruta", "RFE, forest")])
