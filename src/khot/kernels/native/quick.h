@@ -5,7 +5,7 @@
 // only on the re-summed Σp.
 #pragma once
 
-#include "point.h"
+#include "sure.h"
 
 namespace {
 
@@ -115,14 +115,34 @@ template <class T> Row<T> sample_of(const Row<T>& row, T* to) {
   return {to, nullptr, 0, kSampleRow, row.k * (double)kSampleRow / (double)row.n, row.temperature, 1, row.exponent};
 }
 
-template <class V, class T> bool solve_quickly(const Row<T>& row, T* p, bool roughly, Point<T>* point);
+// Near: p holds nothing, but the point is τ to a fraction of T, as far as Σp can tell.
+enum class Quick { no, near, yes };
+
+template <class V, class T> Quick solve_quickly(const Row<T>& row, T* p, bool roughly, Point<T>* point);
+
+constexpr double kStray = 2;  // in z: a threshold that errs by more is no start
+
+// Whether a sample's threshold, at which its Σp(1 − p) is v, is a start for its row: its standard deviation is
+// below 1.2 in z.
+template <class T> bool is_telling(const Row<T>& sample, double v) {
+  const double k = sample.k, variance = k - v - k * k / (double)sample.n;
+  return variance < 1.5 * v * v;
+}
 
 // A first guess of τ: that of a sample, or of a normal distribution with the row's mean and variance. `scratch` has n
 // places, so that no thread needs a large stack.
 template <class V, class T> bool guess(const Row<T>& row, T* scratch, double* count, Point<T>* point) {
   if (row.n >= 4 * kSampleRow) {
     *count = (double)row.n;
-    return solve_quickly<V>(sample_of(row, scratch), scratch + kSampleRow, true, point);
+    const Row<T> sample = sample_of(row, scratch);
+    if (solve_quickly<V>(sample, scratch + kSampleRow, true, point) != Quick::yes) {
+      const Census census = count_kinds<V>(sample);
+      if (is_settled(sample, census)) return false;
+      const Balance found = locate<Logistic, V>(sample, census, true, scratch + kSampleRow, point);
+      *point = point->moved(found.step, row.temperature);
+    }
+    const Tails t = tails<Logistic, V>(sample, *point);
+    return is_telling(sample, t.lower_v + t.upper_v);
   }
   double mean, variance;
   if (!describe<V>(row, count, &mean, &variance) || !(row.k < *count)) return false;
@@ -131,43 +151,47 @@ template <class V, class T> bool guess(const Row<T>& row, T* scratch, double* co
   return std::isfinite(tau);
 }
 
-// True if p is σ_k and the point its threshold, to rounding; otherwise p holds nothing. `roughly`: the point, to a
-// thousandth.
-template <class V, class T> bool solve_quickly(const Row<T>& row, T* p, bool roughly, Point<T>* point) {
+// Yes: p is σ_k and the point its threshold, to rounding. `roughly`: the point, to a thousandth.
+template <class V, class T> Quick solve_quickly(const Row<T>& row, T* p, bool roughly, Point<T>* point) {
   double count;
-  if (!(row.k > 0 && row.k < (double)row.n && row.temperature > 0)) return false;
-  if (!guess<V>(row, p, &count, point)) return false;
+  if (!(row.k > 0 && row.k < (double)row.n && row.temperature > 0)) return Quick::no;
+  if (!guess<V>(row, p, &count, point)) return Quick::no;
   // The smaller of p and 1 − p is summed: numbers near 1 would round the sum's digits away.
   const bool complement = 2 * row.k > count;
   const double n = complement ? (double)row.n : count, k = complement ? n - row.k : row.k, sign = complement ? -1 : 1;
   const double eps = (double)Limits<T>::eps;
+  double nearest = std::numeric_limits<double>::infinity();
   for (int pass = 0; pass < 4; ++pass) {
     Margin<T> margin(*point, row.temperature, kLn2);
     if (complement) margin.flip();
     Moments m = evaluate<V>(row, margin, p);
-    if (!(m.p > 0 && m.p < n && m.v > 0)) return false;
-    const double noise = 2 * eps * std::sqrt(m.p < 1 ? m.p * m.p : m.p);
-    if (!roughly && noise > 16 * eps * m.v) return false;  // the sum rounds too much to tell where the root is
+    if (!(m.p > 0 && m.p < n && m.v > 0)) return Quick::no;
     double step = third_order_step<Scalar<double>>(m.p, m.v, m.pv, m.vv, n, k);
-    if (!std::isfinite(step)) return false;
+    if (!std::isfinite(step)) return Quick::no;
     *point = point->moved(-sign * step, row.temperature);
-    if (std::fabs(step) >= kLongStep) continue;
-    if (roughly) return true;
+    const bool is_long = std::fabs(step) >= kLongStep;
+    if (is_long && row.n >= 4 * kSampleRow && (pass > 0 || std::fabs(step) >= kStray)) return Quick::no;
+    const double noise = 2 * eps * std::sqrt(m.p < 1 ? m.p * m.p : m.p);
+    // The sum rounds too much to tell where the root is.
+    if (!roughly && noise > 16 * eps * m.v) return is_long ? Quick::no : Quick::near;
+    if (is_long) continue;
+    if (roughly) return Quick::yes;
     double last = std::numeric_limits<double>::infinity();
     for (int polish = 0; polish < 3; ++polish) {
       const double sum = shift_by<V>(row, (T)std::expm1(step), complement, p);
       m.v += step * (m.v - 2 * m.pv);
-      const double limit = 4 * eps * m.v;
-      if (std::fabs(sum - k) <= (limit > noise ? limit : noise)) return true;
+      const double limit = 4 * eps * m.v, off = std::fabs(sum - k);
+      if (off <= (limit > noise ? limit : noise)) return Quick::yes;
       // With ties all roundings agree. A sum that is within some of k, and comes no nearer, is as near as sums come.
-      if (std::fabs(sum - k) >= last && last <= 16 * Limits<double>::eps * k) return true;
-      last = std::fabs(sum - k);
+      if (off >= last && last <= 16 * Limits<double>::eps * k) return Quick::yes;
       step = (k - sum) / m.v;
       *point = point->moved(-sign * step, row.temperature);
+      if (off > nearest / 4 && std::fabs(step) < kLongStep) return Quick::near;
+      last = nearest = off;
       if (complement || !(std::fabs(step) < 0.1)) break;
     }
   }
-  return false;
+  return Quick::no;
 }
 
 }  // namespace

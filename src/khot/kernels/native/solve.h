@@ -2,17 +2,10 @@
 #pragma once
 
 #include "quick.h"
-#include "sure.h"
 
 namespace {
 
-// Whether the row has no finite threshold.
-template <class T> bool is_settled(const Row<T>& row, const Census& census) {
-  const double rest = row.k - (double)census.infinite;
-  return census.nan || !(row.temperature > 0 && rest > 0 && rest < (double)census.finite);
-}
-
-// Writes the p of such a row.
+// Writes the p of a row that has no finite threshold.
 template <class T> void settle(const Row<T>& row, const Census& census, T* p) {
   const double k = row.k, rest = k - (double)census.infinite;
   const T nan = std::numeric_limits<T>::quiet_NaN(), inf = std::numeric_limits<T>::infinity();
@@ -116,7 +109,10 @@ template <class F, class V, class T> bool solve_from_sample(const Row<T>& row, T
 template <class F, class V, class T> void solve_row(const Row<T>& row, T* p) {
   Point<T> point;
   if constexpr (F::is_logistic) {
-    if (solve_quickly<V>(row, p, false, &point)) return;
+    const Quick quick = solve_quickly<V>(row, p, false, &point);
+    Balance found;
+    if (quick == Quick::yes) return;
+    if (quick == Quick::near && refine<F, V>(row, &point, &found)) return write<F, V>(row, point, found.step, p);
   } else if (solve_from_sample<F, V>(row, p)) {
     return;
   }
@@ -130,7 +126,7 @@ template <class F, class V, class T> void solve_row(const Row<T>& row, T* p) {
 // summed.
 template <class V, class T> bool margin_row(const Row<T>& row, T* z) {
   Point<T> point;
-  if (!solve_quickly<V>(row, z, false, &point)) {
+  if (solve_quickly<V>(row, z, false, &point) != Quick::yes) {
     const Census census = count_kinds<V>(row);
     if (is_settled(row, census)) return false;
     const Balance found = locate<Logistic, V>(row, census, false, z, &point);

@@ -44,21 +44,22 @@ struct Sides {
   }
 };
 
-constexpr int kMaxHalvings = 200;  // the bracket is a few hundred T wide, and float64 has 52 bits
+constexpr int kMostPasses = 200;  // the bracket is a few hundred T wide, and float64 has 52 bits
 
 struct Balance {
   bool is_root;  // log(left/right) = 0 to rounding; else the two sides agree as far as p can tell, or nothing is known
   double step;   // what is still missing at the point, in units of T
 };
 
-// Newton's method on log(left/right) inside a bracket of shifts, falling back on its middle. `decided` scores lie
-// above.
+// Newton's method on log(left/right) inside a bracket of shifts, from `start` or else from its middle. `decided` scores
+// lie above.
 template <class F, class V, class T> Balance balance(const Row<T>& row, double decided, bool just_p, double anchor,
-                                                     double low, double high, Point<T>* point) {
+                                                     double low, double high, double start, Point<T>* point,
+                                                     int passes = kMostPasses) {
   const double k = row.k;
   const double eps = (double)Limits<T>::eps, tolerance = F::is_smooth ? std::sqrt(eps) / 10 : 4 * eps;
-  double shift = low / 2 + high / 2, last = high - low;
-  for (int i = 0; i <= kMaxHalvings; ++i) {
+  double shift = start > low && start < high ? start : low / 2 + high / 2, last = high - low;
+  for (int i = 0; i < passes; ++i) {
     *point = Point<T>::at(anchor, shift, row.temperature);
     const Tails t = tails<F, V>(row, *point);
     const auto [left, right, ratio, step] = Sides(t, decided + t.above - k);
@@ -77,6 +78,49 @@ template <class F, class V, class T> Balance balance(const Row<T>& row, double d
   // A bracket halved so often is a point. With a slope that has a bound this cannot be, and must not pass for an
   // answer.
   return {false, F::is_smooth ? std::numeric_limits<double>::quiet_NaN() : 0};
+}
+
+// Where to start: the root of a sample of the scores. As `beyond` of the scores are above the anchor, and k is asked of
+// them, the sample is asked for as many more or fewer than it has above, in proportion: what it has there by chance does
+// not matter.
+template <class F, class V, class T> double start_of(const Row<T>& row, double beyond, double k, T* room, int64_t places,
+                                                     double anchor, double low, double high, Point<T>* point) {
+  constexpr int64_t least = 1024, most = 16384;
+  const int64_t size = places < most ? places : most, step = size > 0 ? row.n / size : 0;
+  if (size < least || step < 4) return low / 2 + high / 2;
+  double above = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    room[i] = row.x[i * step];
+    above += (double)room[i] > anchor;
+  }
+  Row<T> sample = {room, nullptr, 0, size, 0, row.temperature, 1, row.exponent};
+  sample.k = above + (k - beyond) * (double)size / (double)row.n;
+  const bool is_root = balance<F, V>(sample, 0, true, anchor, low, high, low / 2 + high / 2, point, 12).is_root;
+  const Tails t = tails<F, V>(sample, *point);
+  // The sums of the sample vary by Σ tail² and the number of scores between, and change by v in a T.
+  const double v = t.lower_v + t.upper_v, variance = t.lower + t.upper - v + std::fabs(t.above - above);
+  if (!is_root || !(4 * variance < v * v)) return low / 2 + high / 2;
+  return ((double)point->anchor - anchor) / row.temperature + point->shift;
+}
+
+// The balance of a row from a point near its root, without a bracket. False if that takes more than three steps.
+template <class F, class V, class T> bool refine(const Row<T>& row, Point<T>* point, Balance* found) {
+  const double eps = (double)Limits<T>::eps, least = (double)Limits<T>::tiny * (double)row.n / eps;
+  for (int i = 0; i < 3; ++i) {
+    const Tails t = tails<F, V>(row, *point);
+    const auto [left, right, ratio, step] = Sides(t, t.above - row.k);
+    if (!(left > least && right > least && std::fabs(step) < 1)) return false;
+    *found = {true, step};
+    if (std::fabs(ratio) <= std::sqrt(eps) / 10) return true;
+    *point = point->moved(step, row.temperature);
+  }
+  return false;
+}
+
+// Whether the row has no finite threshold.
+template <class T> bool is_settled(const Row<T>& row, const Census& census) {
+  const double rest = row.k - (double)census.infinite;
+  return census.nan || !(row.temperature > 0 && rest > 0 && rest < (double)census.finite);
 }
 
 // The rows that have a finite threshold: where it is, or if just p is wanted, where it might as well be. p serves as
@@ -101,15 +145,16 @@ Balance locate(const Row<T>& row, const Census& census, bool just_p, T* p, Point
   }
   const double margin = (reach + certain) * row.temperature;
   const T high = (T)((double)upper + margin), low = (T)((double)lower - margin);
-  double decided[1];
-  accumulate_scores<V, 1>(row, decided, [=](auto at, auto* lanes) {
-    lanes[0] = V::add(lanes[0], V::keep(V::gt(at.scores(row), V::set(high)), V::set(1)));
-  });
-  const int64_t open = pack_scores<V>(row, p, [=](auto at, auto* x) {
+  int64_t decided = 0, beyond = 0;  // above the bracket, and above x_(⌈k⌉)
+  const int64_t open = pack_scores<V>(row, p, [&decided, &beyond, high, low, upper, &row](auto at, auto* x) {
     *x = at.scores(row);
+    decided += __builtin_popcount(V::lanes(V::gt(*x, V::set(high))));
+    beyond += __builtin_popcount(V::lanes(V::gt(*x, V::set(upper))));
     return V::both(V::ge(V::set(high), *x), V::ge(*x, V::set(low)));
   });
-  const Row<T> undecided = {p, nullptr, 0, open, row.k, row.temperature, row.threads, row.exponent};
+  // Where all are undecided they need no copy, and p is free.
+  const bool is_copy = !is_whole || open < row.n;
+  const Row<T> undecided = {is_copy ? p : row.x, nullptr, 0, open, row.k, row.temperature, row.threads, row.exponent};
   if (is_wide) {  // each tail is exponential in τ, and balances the other half way between two points at which they are
                   // equal
     const auto near_lower = Point<T>::at((double)lower, certain, row.temperature);
@@ -120,7 +165,10 @@ Balance locate(const Row<T>& row, const Census& census, bool just_p, T* p, Point
     *point = Point<T>::at(middle, std::isfinite(lost) ? shift + lost : shift, row.temperature);
     return {true, 0};
   }
-  return balance<F, V>(undecided, decided[0], just_p, (double)upper, -gap - reach, reach, point);
+  T* room = is_copy ? p + open : p;
+  const double start = start_of<F, V>(undecided, (double)(beyond - decided), row.k - (double)decided, room,
+                                      p + row.n - room, (double)upper, -gap - reach, reach, point);
+  return balance<F, V>(undecided, (double)decided, just_p, (double)upper, -gap - reach, reach, start, point);
 }
 
 }  // namespace
