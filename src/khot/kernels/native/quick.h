@@ -120,7 +120,7 @@ enum class Quick { no, near, yes };
 
 template <class V, class T> Quick solve_quickly(const Row<T>& row, T* p, bool roughly, Point<T>* point);
 
-constexpr double kStray = 2;  // in z: a threshold that errs by more is no start
+constexpr double kStray = 4;  // in z: a threshold that errs by more is no start
 
 // Whether a sample's threshold, at which its Σp(1 − p) is v, is a start for its row: its standard deviation is
 // below 1.2 in z.
@@ -170,7 +170,7 @@ template <class V, class T> Quick solve_quickly(const Row<T>& row, T* p, bool ro
     if (!std::isfinite(step)) return Quick::no;
     *point = point->moved(-sign * step, row.temperature);
     const bool is_long = std::fabs(step) >= kLongStep;
-    if (is_long && row.n >= 4 * kSampleRow && (pass > 0 || std::fabs(step) >= kStray)) return Quick::no;
+    if (is_long && row.n >= 4 * kSampleRow && (pass > 1 || std::fabs(step) >= kStray)) return Quick::no;
     const double noise = 2 * eps * std::sqrt(m.p < 1 ? m.p * m.p : m.p);
     // The sum rounds too much to tell where the root is.
     if (!roughly && noise > 16 * eps * m.v) return is_long ? Quick::no : Quick::near;
