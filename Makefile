@@ -11,18 +11,22 @@ EXTRA = $(if $(filter run,$*),select,$*)
 QUIET := $(shell test -t 2 || echo --quiet)
 stamp = .venv/.installed-$(1)
 
-.PHONY: run test check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm sae-peers sae-named coding sindy beams neighbors attention spark tokens tokens-minilm survey sparsity ranks kill clean
+.PHONY: run test test-long check examples compare lint docs doctest sanitize wheels figures grid speed halving solver-error study temperature moe selection sae sae-minilm sae-peers sae-named coding sindy beams neighbors attention spark tokens tokens-minilm survey sparsity ranks kill clean
 .DELETE_ON_ERROR:
 
 run: $(call stamp,run)
 	$(BIN)/khot select -k 10 --out out
 
 test: $(call stamp,test)
-	$(BIN)/pytest -n 2 --dist loadgroup
+	$(BIN)/pytest -n 2 --dist loadfile -m "not distributed and not browser"
+
+# The rest of the suite, which CI runs too: several processes, and pages in Chromium.
+test-long: $(call stamp,test)
+	$(BIN)/pytest -n 2 --dist loadfile -m "distributed or browser"
 
 # The inner loop: what takes long, compiles, opens a browser or starts processes is left to `make test`.
 check: $(call stamp,test)
-	$(BIN)/pytest -n 2 --dist loadgroup -m "not slow and not compile and not browser and not distributed"
+	$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not compile and not browser and not distributed"
 
 # The recipes of docs/recipes/, about a minute in all; `make test` runs them too, and looks at what they print.
 examples: $(call stamp,test)

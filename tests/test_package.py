@@ -58,8 +58,20 @@ def test_public_names():
     ]:
         assert isinstance(getattr(khot, room), ModuleType)
     assert {n for n, v in vars(khot.nn).items() if not n.startswith("_") and callable(v)} == PUBLIC["khot.nn"]
-    for name in ("khot.kernels", "khot.sae"):
+    for name in ("khot.kernels", "khot.sae", "khot.distributed"):
         assert {n for n in dir(importlib.import_module(name)) if not n.startswith("_")} == PUBLIC[name]
+
+
+ROOMS = ["attention", "bench", "boosts", "constraints", "data", "designs", "distributed", "estimators", "hf", "kernels"]
+ROOMS += ["metrics", "sae", "search", "sindy", "sklearn", "survey", "testing", "nn.neighbors", "nn.schedules"]
+ROOMS += ["nn.selectors", "nn.spark", "nn.sparsity", "nn.tokens"]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_shows_its_public_names_and_no_others(room):
+    module = importlib.import_module(f"khot.{room}")
+    shown = {n for n in dir(module) if not n.startswith("_") and not isinstance(getattr(module, n), ModuleType)}
+    assert shown == {n for n in module.__all__ if not isinstance(getattr(module, n), ModuleType)}
 
 
 def test_every_public_function_says_its_shapes_and_has_an_example():

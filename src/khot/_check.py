@@ -215,6 +215,12 @@ def not_negative(name: str, value: Any) -> None:
             raise ValueError(f"`{name}` must be ≥ 0; got {value}.")
 
 
+def sizes(name: str, value: Tensor) -> None:
+    """Raise unless all entries of a tensor are finite and ≥ 0."""
+    if not bool(((value >= 0) & value.isfinite()).all()):
+        raise ValueError(f"`{name}` must be finite and ≥ 0; got a negative or missing number, NaN or inf.")
+
+
 def above(name: str, value: Any, bound: float) -> None:
     """Raise unless `value` is a finite number > bound."""
     number(name, value, "a number")

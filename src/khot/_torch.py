@@ -4,18 +4,21 @@ A name that a version of torch lacks costs speed or a transform, never a wrong n
 mode is on and asks the dispatcher, or refuses what it cannot do. `NAMES` collects them; a test deletes each in turn.
 """
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 Context = AbstractContextManager[None]
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 NAMES: list[str] = []
 
 
@@ -58,6 +61,13 @@ def entry_products(a: Tensor, b: Tensor, rows: Tensor, columns: Tensor) -> Tenso
 
 # Whether torch.jit.trace records.
 is_tracing: Callable[[], bool] = _get("torch._C._is_tracing", torch.jit.is_tracing)  # type: ignore[attr-defined]
+
+
+def has_values(x: Tensor) -> bool:
+    """Return whether a check may read values: there are none on the meta device, in a graph or in a transform."""
+    return not (x.is_meta or torch.compiler.is_compiling() or transforms_active() or is_tracing())
+
+
 # The level of forward-mode differentiation, given `torch.autograd.forward_ad`; negative if it is off.
 _has_level = _get("torch.autograd.forward_ad._current_level", None) is not None
 forward_level: Callable[[Any], int] = attrgetter("_current_level") if _has_level else lambda module: 0
@@ -130,6 +140,18 @@ def no_autocast(x: Tensor) -> Context:
         return torch.autocast(x.device.type, enabled=False)
     except RuntimeError:
         return nullcontext()
+
+
+def without_autocast(method: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Decorate a method that must compute in the precision of its first tensor, whether autocast is on or not."""
+
+    @functools.wraps(method)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        first = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+        with nullcontext() if first is None else no_autocast(first):
+            return method(*args, **kwargs)
+
+    return run
 
 
 _MAKE_FX = "torch.fx.experimental.proxy_tensor.make_fx"  # heavy: imported when it is needed

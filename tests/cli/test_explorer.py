@@ -9,7 +9,7 @@ from explorer_page import URL, Page, needs_browser
 
 import khot
 
-pytestmark = [pytest.mark.slow, pytest.mark.browser, needs_browser, pytest.mark.xdist_group("explorer")]
+pytestmark = [pytest.mark.slow, pytest.mark.browser, needs_browser]
 
 MEMBERS = ("sigmoid", "laplace", "normal", "cauchy", "euclidean", "power")
 TEMPERATURES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)

@@ -10,7 +10,7 @@ from explorer_page import URL, Page, needs_browser
 from khot.cli._tour import EXPLORER
 from khot.nn import routing
 
-pytestmark = [pytest.mark.slow, pytest.mark.browser, needs_browser, pytest.mark.xdist_group("hands")]
+pytestmark = [pytest.mark.slow, pytest.mark.browser, needs_browser]
 
 
 @pytest.fixture(scope="module")

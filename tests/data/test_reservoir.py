@@ -86,3 +86,10 @@ def test_totals_of_a_long_stream():
 def test_errors_of_reservoirs(match, call):
     with pytest.raises(ValueError, match=match):
         call()
+
+
+def test_items_and_generators_of_other_kinds():
+    with pytest.raises(TypeError, match="`items` must be a Sized; got generator"):
+        Reservoir(2).update((i for i in range(3)), [1.0, 2.0, 3.0])
+    with pytest.raises(TypeError, match="`generator` must be a Generator"):
+        Reservoir(2, generator=7)

@@ -232,3 +232,39 @@ def test_orders_of_batches_change_with_epochs_and_resume():
     assert joined == [sorted(batch) for batch in epochs[0]]
     laws = DesignBatchSampler(sizes, k=4, num_batches=6, design=Pivotal)
     assert all(len(set(batch)) == 4 for batch in laws)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sizes_of_half_precision_have_exact_probabilities(dtype):
+    """Both π and 1/π were rounded to the dtype of the sizes, by up to 0.4 %."""
+    size = scores(200).exp().to(dtype)
+    expected = khot.inclusion_probs(size.double(), 20)
+    for sampler in (DesignSampler(size, 20), DesignBatchSampler(size, 20, num_batches=1)):
+        torch.testing.assert_close(sampler.probs, expected)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"handed": -3}, "0 ≤ handed ≤ 4"),
+        ({"handed": 5}, "0 ≤ handed ≤ 4"),
+        ({"epoch": "x"}, "`epoch` must be an int"),
+        ({"epoch": -1}, "`epoch` must be ≥ 0"),
+        ({"seed": 0.5}, "`seed` must be an int"),
+    ],
+)
+def test_states_that_no_sampler_has(wrong, match):
+    """They were loaded, and failed later or drew other items."""
+    for sampler in (DesignSampler([1.0] * 8, 4), DesignBatchSampler([1.0] * 8, 2, num_batches=4)):
+        state = sampler.state_dict()
+        with pytest.raises((TypeError, ValueError), match=match):
+            sampler.load_state_dict(state | wrong)
+        with pytest.raises(TypeError, match="`state` must be a Mapping"):
+            sampler.load_state_dict(None)
+        sampler.load_state_dict(state)
+
+
+@pytest.mark.parametrize("sizes", [[], [1.0, float("nan")], [1.0, -1.0]])
+def test_errors_name_the_sizes(sizes):
+    with pytest.raises(ValueError, match="`sizes` must"):
+        DesignSampler(sizes, 0)

@@ -252,3 +252,8 @@ def test_items_that_wait_for_the_end_balance_better(monkeypatch):
         x = Cube(p, balance=z).sample((800,), generator=generator())
         spread.append(float((khot.horvitz_thompson(z[:, 0], x, p) / z.sum() - 1).square().mean().sqrt()))
     assert spread[0] < 0.92 * spread[1]
+
+
+def test_no_order_of_places_that_are_not_known():
+    with pytest.raises(ValueError, match="`places` must be finite"):
+        spatial_order(torch.tensor([[0.0], [float("nan")]]))

@@ -105,3 +105,9 @@ def test_many_samples_at_once_have_the_bits_of_the_design_and_a_gradient():
     for dim in (0, -2):
         moved = khot.sample_khot(x.mT, 2, dim=dim, sample_shape=(7,), generator=generator())
         assert torch.equal(moved.mT.detach(), design.sample((7,), generator=generator()))
+
+
+@pytest.mark.parametrize("design", [Sampford, ConditionalPoisson])
+def test_no_divergence_between_other_items(design):
+    with pytest.raises(ValueError, match="the same items; got 4 and 5"):
+        kl_divergence(design(logits=torch.zeros(4), k=2), ConditionalPoisson(logits=torch.zeros(5), k=2))

@@ -102,7 +102,12 @@ def test_inclusion_probabilities_of_strata_are_those_of_each():
         ("0 ≤ k ≤ 3", lambda s: khot.sample_rows([1, 2, 3], 4)),
         ("a count for each of the strata", lambda s: khot.sample_rows([1, 2], {"a": 1}, strata=["a", "b"])),
         ("`strata` must be given", lambda s: khot.sample_rows([1, 2], {"a": 1})),
-        ("finite and ≥ 0", lambda s: khot.sample_rows([1, 2], 1, weights=[math.nan, 1.0])),
+        ("`weights` must be finite and ≥ 0", lambda s: khot.sample_rows([1, 2], 1, weights=[math.nan, 1.0])),
+        ("`strata` must be integers", lambda s: khot.inclusion_probs(s, [1], strata=torch.full((3,), math.nan))),
+        ("some are missing", lambda s: khot.sample_rows([1, 2], 1, strata=[math.nan, 1.0])),
+        ("some are missing", lambda s: khot.sample_rows([1, 2], 1, strata=[None, "a"])),
+        ("some are missing", lambda s: khot.sample_rows([1, 2], 1, strata=pd.array([pd.NA, "a"], dtype=object))),
+        ("some are missing", lambda s: khot.sample_rows([1, 2], 1, strata=np.array(["NaT", "2026-01-01"], "M8[D]"))),
         ("at least one row", lambda s: khot.sample_rows([], 0)),
         ("one of `generator` and `seed`", lambda s: khot.sample_rows([1], 1, generator=generator(), seed=1)),
     ],
@@ -115,8 +120,16 @@ def test_errors_say_the_bound(match, call):
 def test_types_that_are_not_tables():
     with pytest.raises(TypeError, match="must have a length"):
         khot.sample_rows(3, 1)
-    with pytest.raises(TypeError, match="must be numbers"):
-        khot.sample_rows([1, 2], 1, weights=np.array(["a", "b"]))
+    for table in ({"a": [1, 2], "b": [3, 4]}, {1, 2}, "ab"):  # the length of a dict is its number of columns
+        with pytest.raises(TypeError, match="whose length is not a number of rows"):
+            khot.sample_rows(table, 1)
+    for weights in (np.array(["a", "b"]), np.array([1.0, 2.0j]), np.array(["2026-01-01"] * 2, "M8[D]")):
+        with pytest.raises(TypeError, match="must be real numbers"):
+            khot.sample_rows([1, 2], 1, weights=weights)
+    with pytest.raises(TypeError, match="`generator` must be a Generator"):
+        khot.sample_rows([1, 2], 1, generator=np.random.RandomState(0))
+    with pytest.raises(TypeError, match="labels of one kind"):
+        khot.sample_rows([1, 2], 1, strata=np.array([1, "a"], dtype=object))
     with pytest.raises(TypeError, match="name of a column"):
         khot.sample_rows([1, 2], 1, weights="size")
     with pytest.raises(TypeError, match="`design` must take `strata`"):
@@ -139,6 +152,19 @@ def test_rows_of_every_kind_of_table_are_the_same():
         assert isinstance(got.indices, torch.Tensor) == isinstance(table, torch.Tensor)
         assert [list(map(float, t)) for t in got] == [list(map(float, t)) for t in expected]
     assert list(pandas.iloc[expected.indices]["size"]) == list(tables[-1][expected.indices]["size"])
+
+
+def test_series_in_another_order_are_not_matched_by_position():
+    """pandas matches by index: taking them by position drew the wrong rows without a word."""
+    table = pd.DataFrame({"a": [1, 2, 3]}, index=[7, 8, 9])
+    size = pd.Series([0.0, 0.0, 1.0], index=[9, 8, 7])
+    with pytest.raises(ValueError, match="the same index as `data`"):
+        khot.sample_rows(table, 1, weights=size)
+    with pytest.raises(ValueError, match="the same index as `data`"):
+        khot.sample_rows(table, 1, strata=size)
+    assert khot.sample_rows(table, 1, weights=size.reindex(table.index)).indices == [0]
+    assert khot.sample_rows(table, 1, weights=size.to_numpy()).indices == [2]
+    assert khot.sample_rows(table["a"], 1, weights=list(size)).indices == [2]
 
 
 def test_rows_have_the_probabilities_that_multinomial_has_not():

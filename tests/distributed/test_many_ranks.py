@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.xdist_group("ranks")]  # the jobs run once
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 
 def job(world, module, cases, *, is_fault=False, limit=None):

@@ -256,7 +256,7 @@ def test_a_stale_page_is_found():
     [
         ("topk_in_a_loss", "soft_topk            1.67", "soft_topk            0.56"),
         ("sparse_attention", "clamp(max=2): 0 of 6", "clamp(max=2): 1 of 6"),
-        ("sample_k_features", "0.003         0.089", "0.089         0.089"),
+        ("sample_k_features", "0.002         0.089", "0.089         0.089"),
         ("stochastic_beams", "1.789           0.058", "1.789           0.081"),
         ("learn_k", "gain 16.5 of 33.5\nmost", "gain 15.5 of 33.5\nmost"),
         ("sae_from_activations", "variance left: 19%", "variance left: 61%"),

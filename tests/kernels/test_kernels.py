@@ -151,6 +151,8 @@ def test_values_and_gradients(batch, n, double, layout, masking, special, path, 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_sharp_rows_are_not_left_to_eager(path, dtype, monkeypatch):
+    if path == "portable" and dtype == torch.float32:
+        pytest.skip("the narrow path leaves every margin in float32 to the other method")
     x = torch.randn(200, 9, dtype=dtype, generator=torch.Generator().manual_seed(0))
     k, temperature = torch.full((200,), 3.0, dtype=torch.float64), torch.logspace(-6, 0, 200, dtype=torch.float64)
     expected = threshold.margin(x, k, temperature, None, None, cdfs.SIGMOID, early_stop=True)

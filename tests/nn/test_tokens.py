@@ -99,6 +99,41 @@ def test_a_dropped_key_has_a_gradient_and_a_log_mask_gives_it_none():
     assert torch.autograd.grad(far.sum(), w)[0].isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weighted_attention_in_half_precision_is_not_nan(dtype):
+    """e^30 · 0 was NaN in float16: the logit of a dropped key is 30 above those of the others."""
+    q, k = torch.ones(1, 1, 1, 1, dtype=dtype), torch.tensor([0.0, 0.0, 30.0], dtype=dtype).view(1, 1, 3, 1)
+    w = torch.tensor([[1.0, 1.0, 0.0]], dtype=dtype, requires_grad=True)
+    out, attention = tokens.weighted_attention(q, k, k + 1, w)
+    assert out.dtype == attention.dtype == dtype
+    assert out.item() == 1
+    assert attention.flatten().tolist() == [0.5, 0.5, 0.0]
+    q, k, v = (heads(i).to(dtype) for i in (1, 2, 3))
+    w = torch.rand(2, 9, dtype=torch.float64, generator=GENERATOR).to(dtype)
+    exact = tokens.weighted_attention(*(t.double() for t in (q, k, v, w)))[0]
+    got = tokens.weighted_attention(q, k, v, w)[0]
+    torch.testing.assert_close(got, exact.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        again = tokens.weighted_attention(q, k, v, w)[0]
+    assert torch.equal(again, got)
+
+
+@pytest.mark.parametrize("wrong", [-0.1, float("nan")])
+def test_weighted_attention_refuses_negative_weights_and_wrong_masks(wrong):
+    q, k, v = map(heads, (1, 2, 3))
+    w = torch.ones(2, 9, dtype=torch.float64)
+    with pytest.raises(TypeError, match="`mask` must be boolean"):
+        tokens.weighted_attention(q, k, v, w, mask=torch.zeros(9, 9))
+    with pytest.raises(ValueError, match="`mask` must broadcast"):
+        tokens.weighted_attention(q, k, v, w, mask=torch.ones(9, 8, dtype=torch.bool))
+    with pytest.raises(ValueError, match="`weights` must broadcast"):
+        tokens.weighted_attention(q, k, v, w[:, :8])
+    w[1, 2] = wrong
+    with pytest.raises(ValueError, match="`weights` must be ≥ 0"):
+        tokens.weighted_attention(q, k, v, w)
+    assert tokens.weighted_attention(*(t.to("meta") for t in (q, k, v, w)))[0].shape == q.shape
+
+
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.77])
 @pytest.mark.parametrize("least", [0.0, 0.1])
 def test_a_budget_meets_its_total_exactly_while_it_learns(share, least):

@@ -10,7 +10,7 @@ import pytest
 from chromium import BROWSER, REQUIRED, Chromium, Server
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("site")]  # built once
+pytestmark = pytest.mark.slow
 browser = pytest.mark.skipif(BROWSER is None and not REQUIRED, reason="no Chromium on this machine")
 
 

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -172,3 +173,11 @@ def test_bad_sharpness():
         khot.iterative_topk(embeddings, scores, 2, alpha=0)
     with pytest.raises(ValueError, match="`alpha` must broadcast"):
         khot.iterative_topk(embeddings, scores, 2, alpha=torch.ones(2))
+
+
+@pytest.mark.parametrize("integer", [np.int64, np.int32, np.uint8])
+@pytest.mark.parametrize("select", [khot.successive_halving_topk, khot.iterative_topk])
+def test_k_may_be_an_integer_of_numpy(select, integer):
+    """Successive Halving failed: numpy's integers have no `bit_length`."""
+    embeddings, scores = torch.randn(2, 6, 4), torch.randn(2, 6)
+    assert all(map(torch.equal, select(embeddings, scores, integer(2)), select(embeddings, scores, 2)))

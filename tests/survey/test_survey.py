@@ -177,7 +177,14 @@ def test_intervals():
 @pytest.mark.parametrize(
     ("match", "call"),
     [
-        ("1/π ≥ 1", lambda: survey.total([1.0, 2.0], [0.5, 0.5])),
+        ("finite and ≥ 1, .* from 0.5 to 0.5", lambda: survey.total([1.0, 2.0], [0.5, 0.5])),
+        ("finite and ≥ 1", lambda: survey.total([1.0, 2.0], [2.0, float("inf")])),
+        ("at least one item", lambda: survey.total([], [])),
+        ("`known` and `totals` must be finite", lambda: survey.calibrate([2.0, 2.0], [[1.0], [float("nan")]], [4.0])),
+        ("`known` and `totals` must be finite", lambda: survey.calibrate([2.0, 2.0], [[1.0], [1.0]], [float("nan")])),
+        (r"finite, of shape \(…, k, q\)", lambda: survey.Balanced(torch.ones(3))),
+        (r"finite, of shape \(…, k, q\)", lambda: survey.Balanced([[float("nan")]])),
+        (r"\(…, 2, q\).*\(3, 1\)", lambda: survey.total([1.0, 2.0], [2.0, 2.0], variance=survey.Balanced([[1.0]] * 3))),
         (r"shape \(…, k\)", lambda: survey.total([1.0, 2.0, 3.0], [2.0, 2.0])),
         (r"\(k\), \(k, q\) and \(q\)", lambda: survey.calibrate([2.0, 2.0], [[1.0], [1.0]], [1.0, 2.0])),
     ],
@@ -185,6 +192,34 @@ def test_intervals():
 def test_errors_of_surveys(match, call):
     with pytest.raises(ValueError, match=match):
         call()
+
+
+def test_words_are_neither_variances_nor_distances():
+    with pytest.raises(TypeError, match=r"`variance` must be a function, such as `khot.survey.hajek`; got 'hajek'"):
+        survey.mean([1.0, 2.0], [2.0, 2.0], variance="hajek")
+    with pytest.raises(TypeError, match="`distance` must be a Distance; got str"):
+        survey.calibrate([2.0, 2.0], [[1.0], [1.0]], [5.0], distance="raking")
+
+
+@pytest.mark.parametrize("variance", [survey.hajek, survey.deville, survey.successive_differences])
+def test_no_variance_from_one_open_item(variance):
+    """It was said to be 0, with an interval of no width."""
+    assert survey.total([5.0], [10.0], variance=variance).variance.isnan()
+    assert survey.total([5.0, 3.0, 7.0], [10.0, 1.0, 1.0], variance=variance).variance.isnan()
+    assert survey.total([5.0, 3.0, 7.0], [10.0, 2.0, 1.0], variance=variance).variance > 0
+    assert survey.total([5.0], [1.0], variance=variance).variance == 0
+    rows = survey.total([[5.0, 3.0], [5.0, 3.0]], [[10.0, 1.0], [10.0, 2.0]], variance=variance).variance
+    assert rows.isnan().tolist() == [True, False]
+
+
+def test_no_variance_from_as_many_variables_as_items():
+    y, w = [5.0, 3.0, 7.0], [10.0, 5.0, 4.0]
+    assert survey.total(y, w, variance=survey.Balanced(np.eye(3))).variance.isnan()  # one item in each stratum
+    assert survey.total(y, w, variance=survey.Balanced([[1.0], [2.0], [4.0]])).variance > 0
+    x = [[1.0, 1.0], [1.0, 2.0], [1.0, 4.0]]
+    assert survey.calibrated_total(y[:2], w[:2], x[:2], [15.0, 21.0]).variance.isnan()
+    assert survey.calibrated_total(y, w, x, [19.0, 35.0]).variance > 0
+    assert survey.calibrated_total(y[:2], [1.0, 1.0], x[:2], [2.0, 3.0]).variance == 0  # of a census
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from torch.nn.functional import pad
 from .. import _check, _shape
 from .._math import tails
 from .._math.cells import cluster
+from .._torch import without_autocast
 from ..kernels import cpu
 
 MOST_LOG = 600.0  # of a mass: sums of e^600 are finite
@@ -38,6 +39,7 @@ class Ball(NamedTuple):
     """(…, cells): ρ ≤ 1, a bound on the variance in any direction, divided by r²."""
 
     @classmethod
+    @without_autocast
     def fit(cls, keys: Tensor, valid: Tensor, centre: Tensor) -> Self:
         """Return radius and share; the variance is bounded by ‖(AᵀA)²‖_F^½, at least the largest of AᵀA."""
         size, d = keys.shape[-2:]
@@ -49,6 +51,7 @@ class Ball(NamedTuple):
         most = (gram @ gram).flatten(-2).norm(dim=-1).sqrt() / valid.sum(-1).clamp(min=1)
         return cls(radius * (1 + eps), (most * (1 + 8 * eps)).clamp(max=1.0))
 
+    @without_autocast
     def spread(self, q: Tensor, centre_scores: Tensor) -> tuple[Tensor, Tensor]:
         """Return the bounds of `CellBound`."""
         b, share = q.norm(dim=-1, keepdim=True) * self.radius.unsqueeze(-2), self.share.unsqueeze(-2)
@@ -64,6 +67,7 @@ class Box(NamedTuple):
     """(…, cells, d)."""
 
     @classmethod
+    @without_autocast
     def fit(cls, keys: Tensor, valid: Tensor, centre: Tensor) -> Self:
         """Return the corners."""
         has = valid.unsqueeze(-1)
@@ -71,6 +75,7 @@ class Box(NamedTuple):
         high = torch.where(has, keys, -torch.inf).amax(-2)
         return cls(low.where(valid.any(-1, keepdim=True), 0.0), high.where(valid.any(-1, keepdim=True), 0.0))
 
+    @without_autocast
     def spread(self, q: Tensor, centre_scores: Tensor) -> tuple[Tensor, Tensor]:
         """Return the bounds of `CellBound`."""
         b = q.clamp(min=0) @ self.highest.mT + q.clamp(max=0) @ self.lowest.mT - centre_scores
@@ -113,6 +118,7 @@ class KeyCells:
         KeyCells(batch=(1, 2), keys=1001, d=16, cells=23, size=64, bound=Ball, limit=0.5)
     """
 
+    @without_autocast
     def __init__(
         self, keys: Tensor, *, size: int = 64, rounds: int = 2, bound: type[CellBound] = Ball, limit: float = 0.5
     ) -> None:
@@ -150,6 +156,7 @@ class KeyCells:
         for mine, new in zip(self._stats, stats, strict=True):
             mine[:, cells] = new
 
+    @without_autocast
     def append(self, keys: Tensor) -> None:
         """Add keys (…, t, d) after those that are there."""
         _check.vectors("keys", keys)
@@ -194,6 +201,7 @@ class KeyCells:
         cells = f"cells={self.used}, size={self.size}, bound={self.bound.__name__}, limit={self.limit}"
         return f"KeyCells(batch={tuple(self.batch)}, keys={self.length}, d={self._keys.shape[-1]}, {cells})"
 
+    @without_autocast
     def dense(self, q: Tensor, b: int) -> tuple[Tensor, Tensor]:
         """Return the scores (r, n) of queries (r, d) with all keys of a batch entry, and their positions (n)."""
         positions = self._index[b, : self.used].flatten()
@@ -217,6 +225,7 @@ class KeyCells:
         sizes = {"used": self.used, "bounded": self.used - int(self._is_behind), "limit": int(self.limit * self.used)}
         return cpu.attend(q, parts, values, mask, epsilon, self._largest, slack=slack, head=head, **sizes)
 
+    @without_autocast
     def search(self, q: Tensor, epsilon: Tensor, allowed: Tensor | None, delta: Tensor) -> Group | None:
         """Return the rows that are certified; those that are missing are refused.
 

@@ -5,10 +5,12 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .. import _check, _shape
 from .._math import pursuit
 from .._sparse import SparseCode
+from .._torch import forward_level, is_tracing, transforms_active, without_autocast
 from ..kernels import cpu
 from ..relaxations import hard_topk, sigmoid_topk, straight_through
 
@@ -32,6 +34,7 @@ class Weigh(Protocol):
     def __call__(self, x: Tensor, k: Any, /, *, temperature: Any) -> Tensor: ...
 
 
+@without_autocast
 def omp(
     signals: Tensor,
     dictionary: Tensor,
@@ -79,6 +82,7 @@ def omp(
     return problem.solve(code)
 
 
+@without_autocast
 def thresholding_pursuit(signals: Tensor, dictionary: Tensor, k: int | Tensor, *, steps: int = 50) -> SparseCode:
     """Code signals by hard thresholding pursuit: take the k largest of |c + μ·D(x − c·D)|, solve on them, repeat.
 
@@ -107,6 +111,7 @@ def thresholding_pursuit(signals: Tensor, dictionary: Tensor, k: int | Tensor, *
     return problem.solve(lambda rows: pursuit.hard_thresholding(x[rows], atoms, problem.counts[rows], problem.k, steps))
 
 
+@without_autocast
 def soft_pursuit(
     signals: Tensor,
     dictionary: Tensor,
@@ -175,6 +180,8 @@ class _Problem:
     """The arguments of a pursuit, as rows; and their solution, chunk by chunk."""
 
     def __init__(self, signals: Tensor, dictionary: Tensor, k: int | Tensor) -> None:
+        if is_tracing():
+            raise NotImplementedError("torch.jit.trace cannot record a pursuit: its steps depend on the signals.")
         _signals(signals, dictionary)
         n, batch = len(dictionary), signals.shape[:-1]
         if isinstance(k, Tensor):
@@ -201,7 +208,8 @@ class _Problem:
             return SparseCode(none.to(self.dtype), none, none, self.shape)
         parts = [code(slice(start, start + step)) for start in range(0, len(self.x), step)]
         atoms, coefs, used = map(torch.cat, zip(*parts, strict=True))
-        if torch.is_grad_enabled() and (self.x.requires_grad or self.atoms.requires_grad):
+        differentiates = torch.is_grad_enabled() and (self.x.requires_grad or self.atoms.requires_grad)
+        if differentiates or transforms_active() or forward_level(forward_ad) >= 0:
             coefs = pursuit.least_squares(self.x, self.atoms[atoms], used)
         rows = torch.arange(len(self.x), device=self.x.device).unsqueeze(-1).expand_as(atoms).contiguous()
         if bool(used.all()):

@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import _check
 from .._math import best_subset
 from .._math.best_subset import Fit, Problem
+from .._torch import without_autocast
 from ..relaxations import sigmoid_topk
 
 ENUMERATED = 30_000_000  # supports that `exact=True` will look at; minutes
@@ -90,6 +91,7 @@ def gcv(loss: Tensor, k: Tensor, rows: float, columns: int) -> Tensor:
     return torch.where(left > 0, rows * loss / left.square(), torch.inf)
 
 
+@without_autocast
 def splice(
     a: Tensor,
     b: Tensor,
@@ -146,6 +148,7 @@ def splice(
     return reduced.restore([_search(q, exchange, [best_subset.forward(q), _backward(q)]) for q in problems])
 
 
+@without_autocast
 def splice_path(
     a: Tensor,
     b: Tensor,

@@ -13,6 +13,7 @@ from torch.nn.functional import normalize
 from .. import _check
 from .._math.pursuit import first, least_squares
 from .._sparse import SparseCode
+from .._torch import without_autocast
 from ._pursuit import SoftCode, soft_pursuit
 
 LONGEST = 0.1  # the length of a step: where the choice between two atoms is close, gradients are huge
@@ -20,6 +21,7 @@ SOFT = partial(soft_pursuit, temperature=0.003, steps=2)
 LEAST = 0.1  # of the mean square of the coefficients: atoms with less do not take longer steps
 
 
+@without_autocast
 def svd_update(signals: Tensor, dictionary: Tensor, code: SparseCode) -> tuple[Tensor, SparseCode]:
     """Replace each atom and its coefficients by the best rank-one fit of what the other atoms leave: K-SVD.
 
@@ -41,6 +43,7 @@ def svd_update(signals: Tensor, dictionary: Tensor, code: SparseCode) -> tuple[T
     return _each_atom(signals, dictionary, code, rank_one)
 
 
+@without_autocast
 def power_update(signals: Tensor, dictionary: Tensor, code: SparseCode) -> tuple[Tensor, SparseCode]:
     """Do `svd_update` with one step of the power method instead of an SVD: as good in the end, and faster.
 
@@ -49,6 +52,7 @@ def power_update(signals: Tensor, dictionary: Tensor, code: SparseCode) -> tuple
     return _each_atom(signals, dictionary, code, lambda left, weights: weights @ left)
 
 
+@without_autocast
 def least_squares_update(signals: Tensor, dictionary: Tensor, code: SparseCode) -> tuple[Tensor, SparseCode]:
     """Solve for all atoms at once, `argmin_D ‖X − C·D‖²`, then give them norm 1: the method of optimal directions.
 
@@ -64,6 +68,7 @@ def least_squares_update(signals: Tensor, dictionary: Tensor, code: SparseCode) 
     return atoms, code._replace(values=code.values * size[code.columns])
 
 
+@without_autocast
 def gradient_update(
     signals: Tensor,
     dictionary: Tensor,

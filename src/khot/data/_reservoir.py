@@ -1,6 +1,6 @@
 """A sample of a stream whose length is not known, with the inclusion probabilities of all that has passed."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,8 @@ class Reservoir:
 
     def __init__(self, k: int, *, generator: torch.Generator | None = None) -> None:
         _check.at_least("k", k, 1)
+        if generator is not None:
+            _check.instance("generator", generator, torch.Generator)
         self.k, self._generator = k, generator
         self.items: list[Any] = []
         self.seen = 0
@@ -46,12 +48,12 @@ class Reservoir:
 
     def update(self, items: Sequence[Any], sizes: Any) -> None:
         """Let a part of the stream pass: items, and their sizes ≥ 0. Parts of about k items take the least time."""
+        _check.instance("items", items, Sized)
         new = sizes if isinstance(sizes, Tensor) else torch.from_numpy(np.asarray(sizes, dtype=np.float64).copy())
         new = new.detach().cpu().to(torch.float64)
         if new.shape != (len(items),):
             raise ValueError(f"`sizes` must be one number for each of {len(items)} items; got {tuple(new.shape)}.")
-        if not bool(((new >= 0) & new.isfinite()).all()):
-            raise ValueError("`sizes` must be finite and ≥ 0; got a negative, NaN or inf.")
+        _check.sizes("sizes", new)
         first, self.seen = self.seen, self.seen + len(items)
         keep = new.nonzero()[:, 0]  # an item of size 0 is never drawn
         held = [*self.items, *(items[i] for i in keep.tolist())]

@@ -1,6 +1,6 @@
 """Samplers for torch's DataLoader that draw k of n items without replacement, with exact inclusion probabilities."""
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
 import numpy as np
@@ -27,9 +27,11 @@ class _Draws:
         rank: int | None,
     ) -> None:
         size = sizes if isinstance(sizes, Tensor) else torch.from_numpy(np.asarray(sizes, dtype=np.float64))
-        size = size.detach() if size.is_floating_point() else size.to(torch.float64)
-        if size.ndim != 1:
-            raise ValueError(f"`sizes` must have the shape (n); got {tuple(size.shape)}.")
+        is_kept = size.dtype in (torch.float32, torch.float64)  # π of half precision would be off by 0.4 %
+        size = size.detach() if is_kept else size.to(torch.float64)
+        if size.ndim != 1 or not len(size):
+            raise ValueError(f"`sizes` must have the shape (n), n ≥ 1; got {tuple(size.shape)}.")
+        _check.sizes("sizes", size)
         _check.whole("k", k, len(size), "number of items")
         _check.integer("seed", seed)
         is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -71,16 +73,25 @@ class _Draws:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on where another sampler was; the number of replicas may differ."""
+        _check.instance("state", state, Mapping)
         if missing := {"seed", "epoch", "handed", "of"} - set(state):
             raise ValueError(f"The state must hold seed, epoch, handed and of; {sorted(missing)} are missing.")
+        for name in ("seed", "epoch", "handed", "of"):
+            _check.integer(name, state[name])
+        self._check_rest(state["of"] - state["handed"])
         if state["of"] != self._of_epoch():
             raise ValueError(f"The state must be of epochs of {self._of_epoch()}; got epochs of {state['of']}.")
+        _check.at_least("epoch", state["epoch"], 0)
+        _check.whole("handed", state["handed"], self._of_epoch(), "what an epoch hands out")
         self.seed, self.epoch, self._handed = state["seed"], state["epoch"], state["handed"]
         self._resumed, self._has_begun = self._handed, False
 
     def _of_epoch(self) -> int:
         """Return how many items or batches an epoch hands out, over all replicas."""
         raise NotImplementedError
+
+    def _check_rest(self, left: int) -> None:
+        """Raise if the replicas cannot share what is left of an epoch."""
 
     def _begin(self) -> int:
         """Begin an iteration, of the next epoch if this one was begun, and return how much was handed out before."""
@@ -147,13 +158,11 @@ class DesignSampler(_Draws, Sampler[int]):
     def _of_epoch(self) -> int:
         return self.k
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on where another sampler was; the number of replicas may differ."""
-        if (left := state.get("of", 0) - state.get("handed", 0)) % self.num_replicas:
+    def _check_rest(self, left: int) -> None:
+        if left % self.num_replicas:
             raise ValueError(
                 f"{left} items are left of the epoch, no multiple of `num_replicas` = {self.num_replicas}."
             )
-        super().load_state_dict(state)
 
     def __iter__(self) -> Iterator[int]:
         start = self._begin()

@@ -19,3 +19,7 @@ from ._sample import sample_relaxed_khot as sample_relaxed_khot
 __all__ = ["Brewer", "ConditionalPoisson", "Design", "Pareto", "Pivotal", "PlackettLuce", "Sampford", "Systematic"]
 __all__ += ["Budgeted", "Cube", "LocalPivotal", "spatial_order"]
 __all__ += ["KHotStraightThrough", "RelaxedKHot", "SampledRows", "sample_file", "sample_parts"]
+
+
+def __dir__() -> list[str]:
+    return __all__

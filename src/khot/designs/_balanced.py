@@ -165,6 +165,8 @@ def spatial_order(places: Tensor) -> Tensor:
         tensor([0, 2, 3, 1])
     """
     _check.vectors("places", places)
+    if not bool(places.isfinite().all()):
+        raise ValueError("`places` must be finite; got NaN or inf.")
     return balanced.tree_order(places.detach())
 
 

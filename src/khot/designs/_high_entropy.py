@@ -212,15 +212,22 @@ class ConditionalPoisson(Design):
 @register_kl(ConditionalPoisson, ConditionalPoisson)  # type: ignore[untyped-decorator]
 def _kl(p: ConditionalPoisson, q: ConditionalPoisson) -> Tensor:
     """Return KL(p ‖ q) = E_p[log p − log q], which depends on the mean of p alone; +inf if q cannot draw what p can."""
+    _check_items(p, q)
     theta = p._theta
     mean = marginals(theta, p._sizes)
     value = p._mean_log_prob(theta, mean) - q._mean_log_prob(q._theta, mean)
     return torch.where(p._sizes == q._sizes, value, torch.inf).to(p.parameter.dtype)
 
 
+def _check_items(p: Design, q: Design) -> None:
+    if p.event_shape != q.event_shape:
+        raise ValueError(f"Both designs must have the same items; got {p.event_shape[0]} and {q.event_shape[0]}.")
+
+
 @register_kl(Design, ConditionalPoisson)  # type: ignore[untyped-decorator]
 def _kl_of_any(p: Design, q: ConditionalPoisson) -> Tensor:
     """Return KL(p ‖ q) = −H(p) − E_p[log q] for any design with an entropy: log q depends on the mean of p alone."""
+    _check_items(p, q)
     value = -p.entropy().to(torch.float64) - q._mean_log_prob(q._theta, p.mean.to(torch.float64))
     return torch.where(p._sizes == q._sizes, value, torch.inf).to(p.parameter.dtype)
 

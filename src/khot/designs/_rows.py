@@ -1,6 +1,6 @@
 """Inclusion probabilities from sizes, and samples of the rows of a table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,6 +66,8 @@ def inclusion_probs(
         _check.count(k, size, dim)
         return _shape.from_rows(_proportional(x, _shape.per_row(k, x)), dim, size.dtype)  # type: ignore[arg-type]
     _check.instance("strata", strata, Tensor)
+    if strata.is_floating_point() or strata.is_complex():
+        raise ValueError(f"`strata` must be integers, one for each item; got {strata.dtype}.")
     if tuple(strata.shape) != x.shape[-1:]:
         raise ValueError(f"`strata` must have one label for each of {x.shape[-1]} items; got {tuple(strata.shape)}.")
     labels, code = strata.unique(return_inverse=True)
@@ -120,7 +122,8 @@ def sample_rows(
         k: how many rows; or, with `strata`, a mapping from each label to the number of rows of that stratum.
         weights: sizes of the rows: the name of a column of `data`, or n numbers ≥ 0. All equal if None.
         strata: groups of the rows: the name of a column, or n labels. With one number k, each stratum has its expected
-            number of rows, rounded down or up.
+            number of rows, rounded down or up. Rows are matched by position: a pandas series must have the index of
+            `data`.
         design: the law; with `strata` it must take that argument, as `Pivotal` does.
         generator: where the randomness comes from; torch's own if None.
         seed: an integer instead.
@@ -138,6 +141,8 @@ def sample_rows(
         16.0
     """
     n = _length(data)
+    if generator is not None:
+        _check.instance("generator", generator, torch.Generator)
     if generator is not None and seed is not None:
         raise ValueError("Give one of `generator` and `seed`; got both.")
     if seed is not None:
@@ -146,7 +151,7 @@ def sample_rows(
     sizes = torch.ones(n, dtype=torch.float64) if weights is None else _sizes(_column(data, weights, "weights"), n)
     more: dict[str, Any] = {}
     if strata is not None:
-        labels, codes = np.unique(_column(data, strata, "strata"), return_inverse=True)
+        labels, codes = _groups(_column(data, strata, "strata"))
         if codes.shape != (n,):
             raise ValueError(f"`strata` must be a column, or {n} labels; got the shape {codes.shape}.")
         more["strata"] = torch.from_numpy(codes.astype(np.int64))
@@ -178,6 +183,9 @@ def sample_rows(
 
 def _length(data: Any) -> int:
     """Return the number of rows; raise if there are none to count, or none."""
+    if isinstance(data, Mapping | Set | str | bytes):
+        got = f"got {type(data).__name__}, whose length is not a number of rows"
+        raise TypeError(f"`data` must be an array, a frame, a tensor or a list; {got}.")
     try:
         n = len(data)
     except TypeError:
@@ -196,13 +204,36 @@ def _column(data: Any, column: Any, name: str) -> Any:
         if column not in list(data.columns):
             raise ValueError(f"`{name}` must be one of the columns {list(data.columns)}; got {column!r}.")
         column = data[column]
+    own: Any = getattr(data, "index", None)
+    given: Any = getattr(column, "index", None)
+    if hasattr(own, "equals") and hasattr(given, "equals") and not own.equals(given):  # both of pandas
+        fix = "Use `.reindex(data.index)`, or `.to_numpy()` to match rows by position."
+        raise ValueError(f"`{name}` must have the same index as `data`; it has another. {fix}")
     return column.detach().cpu().numpy() if isinstance(column, Tensor) else np.asarray(column)
+
+
+def _groups(values: Any) -> tuple[Any, Any]:
+    """Return the different labels, rising, and the number of each row's label; raise if a label is missing."""
+    if values.dtype == object:  # pandas' NA cannot be compared
+        is_missing = any(v is None or type(v).__name__ == "NAType" or v != v for v in values.flat)
+    else:
+        is_missing = bool(np.any(values != values))  # NaN and NaT alone are not equal to themselves
+    if is_missing:
+        raise ValueError("`strata` must have a label for each row; some are missing.")
+    try:
+        return np.unique(values, return_inverse=True)
+    except TypeError:
+        raise TypeError("`strata` must be labels of one kind, such as strings or integers; got several.") from None
 
 
 def _sizes(values: Any, n: int) -> Tensor:
     if values.shape != (n,):
         raise ValueError(f"`weights` must be a column, or {n} numbers; got the shape {values.shape}.")
     try:
-        return torch.from_numpy(values.astype(np.float64))
+        if values.dtype.kind in "cMm":  # numpy drops imaginary parts, and takes dates as integers
+            raise TypeError
+        sizes = torch.from_numpy(values.astype(np.float64))
     except (TypeError, ValueError):
-        raise TypeError(f"`weights` must be numbers; got {values.dtype}.") from None
+        raise TypeError(f"`weights` must be real numbers; got {values.dtype}.") from None
+    _check.sizes("weights", sizes)
+    return sizes

@@ -25,3 +25,7 @@ from ._samples import draw_systematic as draw_systematic
 from ._samples import layout as layout
 
 __all__ = ["Message", "messages", "spread", "total"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -17,3 +17,7 @@ __all__ = ["minimum_variance_baseline", "reinmax", "rloo", "score_function", "ta
 __all__ += ["AdaptiveStep", "imle", "relaxed", "simple", "xie_ermon"]
 __all__ += ["stochastic_times_smooth", "straight_through_sample"]
 __all__ += ["distinct_subsets", "over_samples", "rebar", "unordered_set"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -54,10 +54,11 @@ def swap_routers(model: nn.Module, route: Route = sigma_topk) -> list[str]:
             which = f"has only {name!r}; it is a {type(module).__name__}, which has {lacks}"
         raise ValueError(f"`model` must have routers: Modules with {KIND}; got {type(model).__name__}, which {which}.")
     changes = [(module, *_swapped(name, module, route)) for name, module in found.items()]
-    padding = next((h for h in model._forward_pre_hooks.values() if isinstance(h, _Padding)), None)
+    padding = getattr(model, "khot_padding_hook", None)
     if padding is None:
         padding = _Padding(list(inspect.signature(model.forward).parameters))
         model.register_forward_pre_hook(padding, with_kwargs=True)
+        model.khot_padding_hook = padding  # type: ignore[assignment]
     for module, cls, choice in changes:  # all or none
         module.__class__, module.khot_choice, module.khot_padding = cls, choice, padding
     return list(found)

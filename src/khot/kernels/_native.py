@@ -304,8 +304,16 @@ def order(keys: Tensor, n: int) -> Tensor:
 
 
 def serves(x: Tensor) -> bool:
-    """Return whether `orthogonal` and `attend` take signals or queries of this kind."""
-    return LIBRARY is not None and x.device.type == "cpu" and x.dtype in _DTYPES
+    """Return whether `orthogonal` and `attend` take signals or queries of this kind, which no transform watches."""
+    is_watched = _torch.transforms_active() or _torch.is_tracing()
+    return LIBRARY is not None and x.device.type == "cpu" and x.dtype in _DTYPES and not is_watched
+
+
+def _require(dtype: torch.dtype, *tensors: Tensor | None) -> None:
+    """Raise unless tensors have the dtype that the library is told: it would read others beyond their end."""
+    for t in tensors:
+        if t is not None and t.dtype != dtype:
+            raise TypeError(f"the native library needs {dtype} here; got {t.dtype}. Turn autocast off, or convert it.")
 
 
 def orthogonal(
@@ -319,6 +327,7 @@ def orthogonal(
     enough = noise if tolerance is None else torch.maximum(tolerance.square(), noise)
     support, coefs = torch.zeros(len(x), k, dtype=torch.int64), x.new_zeros(len(x), k)
     taken, is_close = torch.zeros_like(counts), torch.zeros(len(x), dtype=torch.bool)
+    _require(x.dtype, gram, alpha)
     signals = _Signals(
         gram.data_ptr(), len(x), len(atoms), k, counts.data_ptr(), square.data_ptr(), enough.data_ptr(),
         noise.data_ptr(), _DTYPES[x.dtype], torch.get_num_threads(), path,
@@ -361,6 +370,7 @@ def attend(
         n, e, head_stride, stride = values.shape[1], values.shape[2], values.stride(0), values.stride(1)
         output = q.new_empty(heads, rows, e)
     n = n if head is None else head.shape[-1]
+    _require(q.dtype, *cells[:4], values, largest)
     request = _Cells(
         q.data_ptr(), *(t.data_ptr() for t in cells), _address(values), _address(mask), epsilon.data_ptr(),
         largest.data_ptr(), slack, heads, rows, d, room, used, bounded, size, n, e, head_stride, stride, limit,

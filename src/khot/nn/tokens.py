@@ -5,8 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from .. import _check
+from .. import _check, _shape
 from .._math import select
+from .._torch import has_values, no_autocast
 from ..relaxations import hard_topk, sigmoid_topk, straight_through
 from . import selectors
 from ._precision import KeepsPrecision, shown, wide_dtype
@@ -284,7 +285,7 @@ def weighted_attention(
 
     Args:
         query, key, value: (batch, heads, queries or n, d).
-        weights: (batch, n).
+        weights: (batch, n), ≥ 0.
         mask: boolean, broadcasts to (batch, heads, queries, n); True = may be attended to.
         scale: 1/√d if None.
 
@@ -296,14 +297,27 @@ def weighted_attention(
         >>> weighted_attention(q, k, v, torch.tensor([[1.0, 1.0, 0.0]]))[1][0, 0, 2]
         tensor([0.5000, 0.5000, 0.0000])
     """
-    logits = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.mT
-    w = weights[:, None, None].to(logits.dtype)
-    is_open = w > 0 if mask is None else mask & (w > 0)
-    top = torch.where(is_open, logits, -torch.inf).detach().amax(-1, keepdim=True)
-    grown = (logits - torch.where(top.isfinite(), top, 0.0)).clamp(max=MOST_LOGIT).exp() * w
-    grown = grown if mask is None else torch.where(mask, grown, 0.0)
-    attention = grown / grown.sum(-1, keepdim=True).clamp(min=torch.finfo(grown.dtype).tiny)
-    return attention @ value, attention
+    for name, given in {"query": query, "key": key, "value": value}.items():
+        _check.floating(name, given)
+        if given.ndim != 4:
+            raise ValueError(f"`{name}` must have the shape (batch, heads, tokens, d); got {tuple(given.shape)}.")
+    _check.instance("weights", weights, Tensor)
+    if weights.ndim != 2:
+        raise ValueError(f"`weights` must have the shape (batch, n); got {tuple(weights.shape)}.")
+    _check.broadcasts("weights", weights, (len(query), key.shape[-2]), "(batch, n)")
+    _check.mask(mask, weights.new_empty(()).expand(*query.shape[:-1], key.shape[-2]))
+    if has_values(weights) and not bool((weights >= 0).all()):
+        raise ValueError(f"`weights` must be ≥ 0, the weight of each key; got {float(weights.min()):g}.")
+    with no_autocast(query):
+        inner = _shape.compute_dtype(query.dtype)  # e^30 is more than float16 holds
+        q, k, v, w = (t.to(inner) for t in (query, key, value, weights[:, None, None]))
+        logits = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.mT
+        is_open = w > 0 if mask is None else mask & (w > 0)
+        top = torch.where(is_open, logits, -torch.inf).detach().amax(-1, keepdim=True)
+        grown = (logits - torch.where(top.isfinite(), top, 0.0)).clamp(max=MOST_LOGIT).exp() * w
+        grown = grown if mask is None else torch.where(mask, grown, 0.0)
+        attention = grown / grown.sum(-1, keepdim=True).clamp(min=torch.finfo(grown.dtype).tiny)
+        return (attention @ v).to(value.dtype), attention.to(query.dtype)
 
 
 def layer_similarity(received: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -146,7 +146,7 @@ def successive_halving_topk(
     """
     _check_selection(embeddings, scores, k)
     dtype, inner = scores.dtype, _shape.compute_dtype(scores.dtype)
-    played = halving.tournament(embeddings.to(inner), scores.to(inner), k, boost or double_exp(20.0))
+    played = halving.tournament(embeddings.to(inner), scores.to(inner), int(k), boost or double_exp(20.0))
     values, left, members, shares = played
     weights, n = None, scores.shape[-1]
     if with_weights:

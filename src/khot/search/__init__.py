@@ -8,3 +8,7 @@ from ._steps import Beams, embed
 
 __all__ = ["Beams", "Choice", "Expectation", "Select", "beam_search", "embed", "expectation", "hard", "proportional"]
 __all__ += ["sampled", "soft"]
+
+
+def __dir__() -> list[str]:
+    return __all__

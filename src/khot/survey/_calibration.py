@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._estimates import Estimate, Variance, double, sample_tensors
-from ._variance import hajek
+from .. import _check
+from ._estimates import Estimate, Variance, sample_tensors, variance_by
+from ._variance import double, hajek, known_from
 
 STEPS = 100
 TOLERANCE = 1e-10
@@ -54,6 +55,9 @@ def calibrate(weights: Any, known: Any, totals: Any, *, distance: Distance = lin
     if d.ndim != 1 or x.ndim != 2 or len(x) != len(d) or wanted.shape != x.shape[1:]:
         got = f"{tuple(d.shape)}, {tuple(x.shape)} and {tuple(wanted.shape)}"
         raise ValueError(f"`weights`, `known` and `totals` must have the shapes (k), (k, q) and (q); got {got}.")
+    if not bool(x.isfinite().all() & wanted.isfinite().all()):
+        raise ValueError("`known` and `totals` must be finite; got NaN or inf.")
+    _check.instance("distance", distance, Distance)
     scale = x.abs().amax(0).clamp(min=1e-300)
     x, wanted = x / scale, wanted / scale
     rate = torch.zeros_like(wanted)
@@ -85,7 +89,7 @@ def calibrated_total(
     Args:
         values: y of the sample, (k).
         weights, known, totals, distance: as for `calibrate`.
-        variance: as for `total`.
+        variance: as for `total`. It is NaN if x explains any y whatever, with as many variables as items.
 
     Examples:
         >>> x = [[1.0, 1.0], [1.0, 2.0], [1.0, 4.0]]
@@ -96,5 +100,6 @@ def calibrated_total(
     w = calibrate(d, known, totals, distance=distance)
     x = double(known)
     root = d.sqrt()[:, None]
-    fit = torch.linalg.lstsq(root * x, root * y[:, None], driver="gelsd").solution
-    return Estimate(w @ y, variance((y - (x @ fit)[:, 0]) * w / d, 1 / d))
+    fit, _, rank, _ = torch.linalg.lstsq(root * x, root * y[:, None], driver="gelsd")
+    spread = variance_by(variance, (y - (x @ fit)[:, 0]) * w / d, d)
+    return Estimate(w @ y, known_from(spread, 1 / d, rank) if len(d) <= rank else spread)

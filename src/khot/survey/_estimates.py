@@ -3,13 +3,12 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import Normal
 
 from .. import _check
-from ._variance import hajek
+from ._variance import double, hajek
 
 Variance = Callable[[Tensor, Tensor], Tensor]
 """(values (…, k), probs (…, k)) of a sample → the variance of Σ y/π, (…)."""
@@ -21,7 +20,7 @@ class Estimate(NamedTuple):
     value: Tensor
     """The estimate, (…)."""
     variance: Tensor
-    """Its estimated variance, (…)."""
+    """Its estimated variance, (…); NaN if the sample is too small for one."""
 
     @property
     def error(self) -> Tensor:
@@ -50,7 +49,7 @@ def total(values: Any, weights: Any, *, variance: Variance = hajek) -> Estimate:
         Estimate(value=tensor(14., dtype=torch.float64), variance=tensor(14.0000, dtype=torch.float64))
     """
     y, w = sample_tensors(values=values, weights=weights)
-    return Estimate((w * y).sum(-1), variance(y, 1 / w))
+    return Estimate((w * y).sum(-1), variance_by(variance, y, w))
 
 
 def ratio(values: Any, others: Any, weights: Any, *, variance: Variance = hajek) -> Estimate:
@@ -69,7 +68,7 @@ def ratio(values: Any, others: Any, weights: Any, *, variance: Variance = hajek)
     y, x, w = sample_tensors(values=values, others=others, weights=weights)
     size = (w * x).sum(-1)
     value = (w * y).sum(-1) / size
-    return Estimate(value, variance((y - value[..., None] * x) / size[..., None], 1 / w))
+    return Estimate(value, variance_by(variance, (y - value[..., None] * x) / size[..., None], w))
 
 
 def mean(values: Any, weights: Any, *, variance: Variance = hajek) -> Estimate:
@@ -88,6 +87,13 @@ def mean(values: Any, weights: Any, *, variance: Variance = hajek) -> Estimate:
     return ratio(y, torch.ones_like(y), w, variance=variance)
 
 
+def variance_by(variance: Variance, values: Tensor, weights: Tensor) -> Tensor:
+    """Return what a variance says of a sample; raise unless it is a function."""
+    if not callable(variance):
+        raise TypeError(f"`variance` must be a function, such as `khot.survey.hajek`; got {variance!r}.")
+    return variance(values, 1 / weights)
+
+
 def sample_tensors(**given: Any) -> list[Tensor]:
     """Return arrays over the items of a sample as float64 tensors (…, k); raise unless they fit, with weights ≥ 1."""
     tensors = {name: double(value) for name, value in given.items()}
@@ -96,14 +102,10 @@ def sample_tensors(**given: Any) -> list[Tensor]:
         if k is None or value.shape[-1:] != k:
             got = tuple(value.shape)
             raise ValueError(f"`{name}` must have the shape (…, k), as `weights` have; got {got} and {k}.")
-    if not bool((tensors["weights"] >= 1 - 1e-9).all()):
-        least = float(tensors["weights"].min())
-        raise ValueError(f"`weights` must be 1/π ≥ 1, one for each item of the sample; got {least:g}.")
+    w = tensors["weights"]
+    if w.shape[-1] == 0:
+        raise ValueError("`weights` must be those of at least one item; got none.")
+    if not bool(((w >= 1 - 1e-9) & w.isfinite()).all()):
+        ends = f"from {float(w.min()):g} to {float(w.max()):g}"
+        raise ValueError(f"`weights` must be 1/π, finite and ≥ 1, one for each item of the sample; got {ends}.")
     return list(tensors.values())
-
-
-def double(values: Any) -> Tensor:
-    """Return a tensor, an array or a list of numbers as a float64 tensor, without rounding to float32 first."""
-    if isinstance(values, Tensor):
-        return values.to(torch.float64)
-    return torch.from_numpy(np.asarray(values, dtype=np.float64).copy())

@@ -4,6 +4,9 @@ All are sums of squares of y/π about a fit, weighted by 1 − π. They approxim
 inclusion probabilities has nearly this variance, and one that is spread or balanced has less.
 """
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +26,7 @@ def hajek(values: Values, probs: Tensor) -> Tensor:
         probs: π of the sample, (…, k).
 
     Returns:
-        (…); 0 if all items are certain.
+        (…); 0 if all items are certain, and NaN if just one is not: one item says nothing of a variance.
 
     Examples:
         >>> hajek(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0.5, 0.5, 0.5]))
@@ -60,7 +63,13 @@ def _shares(probs: Tensor) -> Tensor:
 def _spread(values: Tensor, probs: Tensor, factor: float | Tensor) -> Tensor:
     ratio = values / probs
     centre = (_shares(probs) * ratio).sum(-1, keepdim=True)
-    return factor * ((1 - probs) * (ratio - centre).square()).sum(-1)
+    return known_from(factor * ((1 - probs) * (ratio - centre).square()).sum(-1), probs, 1)
+
+
+def known_from(variance: Tensor, probs: Tensor, fitted: int | Tensor) -> Tensor:
+    """Return a variance about a fit; NaN where no more items are open than it has coefficients, unless none is."""
+    count = (probs < 1).sum(-1)
+    return torch.where((count > 0) & (count <= fitted), torch.nan, variance)
 
 
 def successive_differences(values: Values, probs: Tensor) -> Tensor:
@@ -79,7 +88,7 @@ def successive_differences(values: Values, probs: Tensor) -> Tensor:
     """
     k = values.shape[-1]
     left = 1 - (probs[..., 1:] + probs[..., :-1]) / 2
-    return k / (2 * max(k - 1, 1)) * (left * (values / probs).diff(dim=-1).square()).sum(-1)
+    return known_from(k / (2 * max(k - 1, 1)) * (left * (values / probs).diff(dim=-1).square()).sum(-1), probs, 1)
 
 
 class Balanced:
@@ -90,7 +99,8 @@ class Balanced:
     (2005).
 
     Args:
-        balance: z of the sample, (…, k, q). The size, z = π, is added.
+        balance: z of the sample, (…, k, q); a tensor or an array. The size, z = π, is added. The variance is NaN if
+            there are as many variables as items, as with one item in each stratum.
 
     Examples:
         >>> y = torch.tensor([1.0, 2.0, 4.0, 3.0])
@@ -98,11 +108,17 @@ class Balanced:
         tensor(0.)
     """
 
-    def __init__(self, balance: Tensor) -> None:
-        self.balance = balance
+    def __init__(self, balance: Any) -> None:
+        self.balance = double(balance)
+        if self.balance.ndim < 2 or not bool(self.balance.isfinite().all()):
+            got = tuple(self.balance.shape)
+            raise ValueError(f"`balance` must be finite, of shape (…, k, q) with the k items of the sample; got {got}.")
 
     def __call__(self, values: Values, probs: Tensor) -> Tensor:
         """Return the variance of Σ y/π; (…)."""
+        if self.balance.shape[-2] != values.shape[-1]:
+            got = tuple(self.balance.shape)
+            raise ValueError(f"`balance` must be (…, {values.shape[-1]}, q), as the sample has items; got {got}.")
         z = torch.cat((probs[..., None], self.balance.to(probs.dtype)), -1) / probs[..., None]
         weight = (1 - probs).clamp(min=0).sqrt()[..., None]
         left, right = weight * z, weight * (values / probs)[..., None]
@@ -115,4 +131,11 @@ class Balanced:
         k, p = values.shape[-1], is_used.sum(-1)
         result = k / (k - p).clamp(min=1) * residual.square().sum((-1, -2))
         noise = 1e3 * torch.finfo(s.dtype).eps ** 2 * right.square().sum((-1, -2))
-        return torch.where(result > noise, result, 0.0)
+        return known_from(torch.where(result > noise, result, 0.0), probs, p)
+
+
+def double(values: Any) -> Tensor:
+    """Return a tensor, an array or a list of numbers as a float64 tensor, without rounding to float32 first."""
+    if isinstance(values, Tensor):
+        return values.to(torch.float64)
+    return torch.from_numpy(np.asarray(values, dtype=np.float64).copy())

@@ -85,7 +85,7 @@ class SparseAutoencoder(KeepsPrecision):
             raise ValueError("`latent_group` must be None for learned thresholds, which are not divided.")
         n = config.latents
         rows = nn.functional.normalize(torch.randn(n, config.width, generator=generator))[self.ranks.part(n)].clone()
-        # Stored by latent, as `chosen` wants it. FSDP2 takes contiguous parameters only, and a transposed copy a step.
+        # By latent, as its gradient is. FSDP2 takes contiguous parameters only: then each gradient is transposed.
         read = rows.clone() if config.d_out is None else torch.zeros(len(rows), config.d_in)
         self.W_enc = nn.Parameter(read.t() if group is None else read.t().contiguous())
         self.b_enc = nn.Parameter(torch.zeros(len(rows)))
@@ -95,9 +95,8 @@ class SparseAutoencoder(KeepsPrecision):
             self.threshold = nn.Parameter(torch.zeros(len(rows)))
         self.k: float | nn.Parameter = nn.Parameter(torch.tensor(float(config.k))) if config.learn_k else config.k
         self.register_buffer("temperature", torch.tensor(float(config.temperature), dtype=wide_dtype()))
-        self.register_buffer("scale", torch.ones((), dtype=wide_dtype()))
-        if config.d_out is not None:
-            self.register_buffer("input_scale", torch.ones((), dtype=wide_dtype()))
+        for name in ("scale",) if config.d_out is None else ("scale", "input_scale"):
+            self.register_buffer(name, torch.ones((), dtype=wide_dtype()))
         self._least_k = 0.0
         self.activity = Activity(n, config.axis, config.zipf)
 
@@ -226,8 +225,8 @@ class SparseAutoencoder(KeepsPrecision):
         the parts are gathered.
         """
         config, weights = self.weights()
-        name = getattr(self.selector, "__name__", "")
-        self.ranks.write(lambda: _files.save(folder, config, weights, name), self.b_dec)
+        selector = getattr(self.selector, "__name__", "")
+        self.ranks.write(lambda: _files.save(folder, config, weights, selector), self.b_dec)
 
     def weights(self) -> tuple[SparseAutoencoderConfig, dict[str, Tensor]]:
         """Return what evaluation needs: the config, and weights in the units of the inputs, as `save` writes them."""
@@ -296,10 +295,10 @@ class SparseAutoencoder(KeepsPrecision):
 
     def _goals(self, inputs: Tensor, target: Tensor | None) -> Tensor:
         """Return what is to be reconstructed, (tokens, d_out): the inputs, or a transcoder's target."""
-        if self.config.d_out is None:
-            if target is not None:
-                raise ValueError("`target` is for a transcoder, which has a `d_out`; an autoencoder has none.")
+        if self.config.d_out is None and target is None:
             return inputs
+        if self.config.d_out is None:
+            raise ValueError("`target` is for a transcoder, which has a `d_out`; an autoencoder has none.")
         if target is None:
             raise ValueError("A transcoder needs `target`; got none: `decode(encode(x))` reconstructs without it.")
         _check.scores(target, -1)
@@ -351,7 +350,7 @@ class SparseAutoencoder(KeepsPrecision):
         if not self.training or not (len(a) or self.ranks):
             return torch.ones_like(a)
         select = partial(self.selector, temperature=self.temperature.to(a.dtype), generator=generator)
-        c, found = self.config, []
+        found, c = [], self.config
         for part, block in zip(a.split([block.values.numel() for block in blocks]), blocks, strict=True):
             scores, bounds = part.view_as(block.values), self._cast(self._bounds)
             found.append(c.axis.select(select, scores, block, bounds, c.bandwidth).flatten())
@@ -366,7 +365,7 @@ class SparseAutoencoder(KeepsPrecision):
 
     def _nested(self, code: SparseCode) -> list[Tensor]:
         """Decode by the latents of each prefix and by all, (tokens, d_out) each; together this costs one decoding."""
-        c, outs = self.config, list[Tensor]()
+        outs, c = list[Tensor](), self.config
         ends, places = (*c.prefixes, c.latents), code.latents + self.ranks.part(c.latents).start
         for low, high in zip((0, *ends), ends, strict=False):
             at = ((places >= low) & (places < high)).nonzero().squeeze(1)

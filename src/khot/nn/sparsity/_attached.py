@@ -65,7 +65,7 @@ class Attached:
         self._handle: Any = None
         self._has_kept = False
         modules = {id(m): m for pool in pools for masked in pool.masked for _, m, _ in masked.places}
-        self._orders = [(module, list(module._parameters)) for module in modules.values()]
+        self._orders = [(module, _names(module)) for module in modules.values()]
 
     def attach(self) -> None:
         """Put the masks on."""
@@ -99,10 +99,10 @@ class Attached:
                 elif parametrize.is_parametrized(module, name):
                     parametrize.remove_parametrizations(module, name, leave_parametrized=False)
         for module, names in self._orders:
-            own = module._parameters
-            ordered = {name: own[name] for name in names if name in own}
-            own.clear()
-            own.update(ordered)
+            for name in filter(set(_names(module)).__contains__, names):  # taken off and put back, each goes last
+                parameter = getattr(module, name)
+                delattr(module, name)
+                module.register_parameter(name, parameter)
 
     # ── when masks are computed ──────────────────────────────────────────────────────────────────────────────────────
     @property
@@ -372,3 +372,8 @@ def _joined(parts: list[Tensor]) -> Tensor:
     """Return parts as one vector, in float32 or wider."""
     x = parts[0] if len(parts) == 1 else torch.cat(parts)
     return x if x.dtype.itemsize >= 4 else x.float()
+
+
+def _names(module: nn.Module) -> list[str]:
+    """Return the names of a module's own parameters, in their order."""
+    return [name for name, _ in module.named_parameters(recurse=False, remove_duplicate=False)]
