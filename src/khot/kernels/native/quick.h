@@ -1,11 +1,11 @@
 // The quick way to the threshold of σ_k, for smooth rows.
 //
-// A guess from the mean and the variance (or from a sample), one pass of exponentials that stores p and sums its first
+// A guess from the mean and the variance, one pass of exponentials that stores p and sums its first
 // moments, a third-order step, and then p is moved by that step with one division and no exponential. It is accepted
 // only on the re-summed Σp.
 #pragma once
 
-#include "sure.h"
+#include "point.h"
 
 namespace {
 
@@ -101,49 +101,8 @@ template <class V, class T> bool describe(const Row<T>& row, double* count, doub
   return std::isfinite(*mean) && std::isfinite(*variance);
 }
 
-constexpr int64_t kSampleRow = 16384;  // a row four times as long is first solved on as many of its scores
-
-// A row of so many of a long row's scores, copied to `to`, and the k of that row.
-template <class T> Row<T> sample_of(const Row<T>& row, T* to) {
-  constexpr int64_t run = 8;  // neighbours are taken together, a cache line at a time
-  const int64_t runs = kSampleRow / run, step = (row.n / runs) & ~(int64_t)15;
-  for (int64_t r = 0; r < runs; ++r)
-    for (int64_t i = 0; i < run; ++i) {
-      const int64_t at = r * step + i;
-      to[r * run + i] = allowed(row, at) ? row.x[at] : -std::numeric_limits<T>::infinity();
-    }
-  return {to, nullptr, 0, kSampleRow, row.k * (double)kSampleRow / (double)row.n, row.temperature, 1, row.exponent};
-}
-
-// Near: p holds nothing, but the point is τ to a fraction of T, as far as Σp can tell.
-enum class Quick { no, near, yes };
-
-template <class V, class T> Quick solve_quickly(const Row<T>& row, T* p, bool roughly, Point<T>* point);
-
-constexpr double kStray = 4;  // in z: a threshold that errs by more is no start
-
-// Whether a sample's threshold, at which its Σp(1 − p) is v, is a start for its row: its standard deviation is
-// below 1.2 in z.
-template <class T> bool is_telling(const Row<T>& sample, double v) {
-  const double k = sample.k, variance = k - v - k * k / (double)sample.n;
-  return variance < 1.5 * v * v;
-}
-
-// A first guess of τ: that of a sample, or of a normal distribution with the row's mean and variance. `scratch` has n
-// places, so that no thread needs a large stack.
-template <class V, class T> bool guess(const Row<T>& row, T* scratch, double* count, Point<T>* point) {
-  if (row.n >= 4 * kSampleRow) {
-    *count = (double)row.n;
-    const Row<T> sample = sample_of(row, scratch);
-    if (solve_quickly<V>(sample, scratch + kSampleRow, true, point) != Quick::yes) {
-      const Census census = count_kinds<V>(sample);
-      if (is_settled(sample, census)) return false;
-      const Balance found = locate<Logistic, V>(sample, census, true, scratch + kSampleRow, point);
-      *point = point->moved(found.step, row.temperature);
-    }
-    const Tails t = tails<Logistic, V>(sample, *point);
-    return is_telling(sample, t.lower_v + t.upper_v);
-  }
+// A first guess of τ, for normal scores of the row's mean and variance.
+template <class V, class T> bool guess(const Row<T>& row, double* count, Point<T>* point) {
   double mean, variance;
   if (!describe<V>(row, count, &mean, &variance) || !(row.k < *count)) return false;
   const double tau = normal_guess<Scalar<double>>(*count, mean, variance > 0 ? variance : 0, row.k, row.temperature);
@@ -151,47 +110,65 @@ template <class V, class T> bool guess(const Row<T>& row, T* scratch, double* co
   return std::isfinite(tau);
 }
 
-// Yes: p is σ_k and the point its threshold, to rounding. `roughly`: the point, to a thousandth.
-template <class V, class T> Quick solve_quickly(const Row<T>& row, T* p, bool roughly, Point<T>* point) {
-  double count;
-  if (!(row.k > 0 && row.k < (double)row.n && row.temperature > 0)) return Quick::no;
-  if (!guess<V>(row, p, &count, point)) return Quick::no;
+// Unclear: Σp rounds too much to tell where the root is; the point may be near it.
+enum class Settled { no, unclear, yes };
+
+// Steps from a guess. Yes: p is σ_k and the point its threshold, to rounding; otherwise p holds nothing. `roughly`: the
+// point, to a thousandth. After a long step all is computed anew where `leap` says, given Σp at the point and the step;
+// false: nowhere.
+template <class V, class T, class Leap>
+Settled settle_sum(const Row<T>& row, double count, bool roughly, T* p, Point<T>* point, Leap leap) {
   // The smaller of p and 1 − p is summed: numbers near 1 would round the sum's digits away.
   const bool complement = 2 * row.k > count;
   const double n = complement ? (double)row.n : count, k = complement ? n - row.k : row.k, sign = complement ? -1 : 1;
   const double eps = (double)Limits<T>::eps;
-  double nearest = std::numeric_limits<double>::infinity();
   for (int pass = 0; pass < 4; ++pass) {
     Margin<T> margin(*point, row.temperature, kLn2);
     if (complement) margin.flip();
     Moments m = evaluate<V>(row, margin, p);
-    if (!(m.p > 0 && m.p < n && m.v > 0)) return Quick::no;
+    if (!(m.p > 0 && m.p < n && m.v > 0)) return Settled::no;
     double step = third_order_step<Scalar<double>>(m.p, m.v, m.pv, m.vv, n, k);
-    if (!std::isfinite(step)) return Quick::no;
-    *point = point->moved(-sign * step, row.temperature);
-    const bool is_long = std::fabs(step) >= kLongStep;
-    if (is_long && row.n >= 4 * kSampleRow && (pass > 1 || std::fabs(step) >= kStray)) return Quick::no;
+    if (!std::isfinite(step)) return Settled::no;
     const double noise = 2 * eps * std::sqrt(m.p < 1 ? m.p * m.p : m.p);
-    // The sum rounds too much to tell where the root is.
-    if (!roughly && noise > 16 * eps * m.v) return is_long ? Quick::no : Quick::near;
-    if (is_long) continue;
-    if (roughly) return Quick::yes;
+    if (!roughly && noise > 16 * eps * m.v) return Settled::unclear;
+    // In a step d, v grows at most by e^|d|: if a short one cannot bring Σp to k, its derivatives mislead.
+    const bool is_far = std::fabs(k - m.p) > kLongStep * std::exp(kLongStep) * m.v;
+    if (is_far && std::fabs(step) < kLongStep) step = k > m.p ? kLongStep : -kLongStep;
+    if (std::fabs(step) >= kLongStep) {
+      if (!leap(complement ? n - m.p : m.p, -sign * step)) return Settled::no;
+      continue;
+    }
+    *point = point->moved(-sign * step, row.temperature);
+    if (roughly) return Settled::yes;
     double last = std::numeric_limits<double>::infinity();
     for (int polish = 0; polish < 3; ++polish) {
       const double sum = shift_by<V>(row, (T)std::expm1(step), complement, p);
       m.v += step * (m.v - 2 * m.pv);
-      const double limit = 4 * eps * m.v, off = std::fabs(sum - k);
-      if (off <= (limit > noise ? limit : noise)) return Quick::yes;
+      const double limit = 4 * eps * m.v;
+      if (std::fabs(sum - k) <= (limit > noise ? limit : noise)) return Settled::yes;
       // With ties all roundings agree. A sum that is within some of k, and comes no nearer, is as near as sums come.
-      if (off >= last && last <= 16 * Limits<double>::eps * k) return Quick::yes;
+      if (std::fabs(sum - k) >= last && last <= 16 * Limits<double>::eps * k) return Settled::yes;
+      const bool is_stuck = std::fabs(sum - k) > last / 2;
+      last = std::fabs(sum - k);
       step = (k - sum) / m.v;
       *point = point->moved(-sign * step, row.temperature);
-      if (off > nearest / 4 && std::fabs(step) < kLongStep) return Quick::near;
-      last = nearest = off;
+      if (is_stuck && std::fabs(step) < 1e-3) return Settled::unclear;
       if (complement || !(std::fabs(step) < 0.1)) break;
     }
   }
-  return Quick::no;
+  return Settled::unclear;
+}
+
+// True if p is σ_k and the point its threshold, as `settle_sum`.
+template <class V, class T> bool solve_quickly(const Row<T>& row, T* p, bool roughly, Point<T>* point) {
+  double count;
+  if (!(row.k > 0 && row.k < (double)row.n && row.temperature > 0)) return false;
+  if (!guess<V>(row, &count, point)) return false;
+  const auto leap = [&](double, double step) {
+    *point = point->moved(step, row.temperature);
+    return true;
+  };
+  return settle_sum<V>(row, count, roughly, p, point, leap) == Settled::yes;
 }
 
 }  // namespace

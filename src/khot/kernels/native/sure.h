@@ -52,16 +52,16 @@ struct Balance {
 };
 
 // Newton's method on log(left/right) inside a bracket of shifts, from `start` or else from its middle. `decided` scores
-// lie above.
-template <class F, class V, class T> Balance balance(const Row<T>& row, double decided, bool just_p, double anchor,
-                                                     double low, double high, double start, Point<T>* point,
-                                                     int passes = kMostPasses) {
+// lie above. `tails_at` gives the sums of the row at a point.
+template <class F, class T, class At> Balance balance(const Row<T>& row, double decided, bool just_p, double anchor,
+                                                      double low, double high, double start, Point<T>* point, At tails_at,
+                                                      int passes = kMostPasses) {
   const double k = row.k;
-  const double eps = (double)Limits<T>::eps, tolerance = F::is_smooth ? std::sqrt(eps) / 10 : 4 * eps;
+  const double eps = (double)Limits<T>::eps, tolerance = F::is_smooth ? std::sqrt(eps) / (just_p ? 1 : 10) : 4 * eps;
   double shift = start > low && start < high ? start : low / 2 + high / 2, last = high - low;
   for (int i = 0; i < passes; ++i) {
     *point = Point<T>::at(anchor, shift, row.temperature);
-    const Tails t = tails<F, V>(row, *point);
+    const Tails t = tails_at(*point);
     const auto [left, right, ratio, step] = Sides(t, decided + t.above - k);
     const double underflow = (double)Limits<T>::tiny * (double)row.n, rounding = just_p ? eps / 8 * (k < 1 ? k : 1) : 0;
     if (std::fabs(ratio) <= tolerance) return {left > underflow / eps && right > underflow / eps, step};
@@ -71,7 +71,7 @@ template <class F, class V, class T> Balance balance(const Row<T>& row, double d
     const double ends = std::fabs(low) > std::fabs(high) ? std::fabs(low) : std::fabs(high);
     if (high - low <= 2 * Limits<double>::eps * ends) return {false, 0};  // no room is left
     double next = shift + step;
-    if (!(next > low && next < high && std::fabs(step) <= last / 2)) next = low / 2 + high / 2;
+    if (!(next > low && next < high && std::fabs(step) <= 0.75 * last)) next = low / 2 + high / 2;
     last = std::fabs(next - shift);
     shift = next;
   }
@@ -80,41 +80,49 @@ template <class F, class V, class T> Balance balance(const Row<T>& row, double d
   return {false, F::is_smooth ? std::numeric_limits<double>::quiet_NaN() : 0};
 }
 
-// Where to start: the root of a sample of the scores. As `beyond` of the scores are above the anchor, and k is asked of
-// them, the sample is asked for as many more or fewer than it has above, in proportion: what it has there by chance does
-// not matter.
+// Where to start: the root of a sample of the scores. `beyond` of them are above the anchor, and k is asked of them; the
+// sample is asked for as many more or fewer than it has above: what it has there by chance does not matter. If it has few
+// scores near the anchor, all that are there are taken in their place.
 template <class F, class V, class T> double start_of(const Row<T>& row, double beyond, double k, T* room, int64_t places,
                                                      double anchor, double low, double high, Point<T>* point) {
   constexpr int64_t least = 1024, most = 16384;
-  const int64_t size = places < most ? places : most, step = size > 0 ? row.n / size : 0;
-  if (size < least || step < 4) return low / 2 + high / 2;
-  double above = 0;
+  constexpr double few = 256, near = 14;
+  const int64_t size = places / 2 < most ? places / 2 : most, step = size > 0 ? row.n / size : 0;
+  const double none = low / 2 + high / 2, weight = size > 0 ? (double)row.n / (double)size : 0;
+  if (size < least || step < 4) return none;
+  const T top = (T)(anchor + near * row.temperature), bottom = (T)(anchor - near * row.temperature);
+  const auto is_near = [=](auto x) { return V::both(V::ge(V::set(top), x), V::ge(x, V::set(bottom))); };
+  double close = 0;
   for (int64_t i = 0; i < size; ++i) {
     room[i] = row.x[i * step];
-    above += (double)room[i] > anchor;
+    close += room[i] <= top && room[i] >= bottom;
   }
-  Row<T> sample = {room, nullptr, 0, size, 0, row.temperature, 1, row.exponent};
-  sample.k = above + (k - beyond) * (double)size / (double)row.n;
-  const bool is_root = balance<F, V>(sample, 0, true, anchor, low, high, low / 2 + high / 2, point, 12).is_root;
-  const Tails t = tails<F, V>(sample, *point);
+  Row<T> sample = {room, nullptr, 0, size, 0, row.temperature, 1, row.exponent}, all = sample;
+  all.x = room + size, all.n = 0;
+  if (close < few) {
+    for (int64_t i = 0; i < row.n; i += kChunk) {
+      const int64_t count = row.n - i < kChunk ? row.n - i : kChunk;
+      if (size + all.n + count > places) return none;
+      const T* from = row.x + i;
+      all.n += pack_row<V>(count, room + size + all.n, [=](auto at, auto* x) { return *x = at.load(from), is_near(*x); });
+    }
+    sample.n = pack_row<V>(size, room, [=](auto at, auto* x) { return *x = at.load(room), ~is_near(*x); });
+  }
+  const auto tails_at = [&](const Point<T>& at) {
+    const Tails a = tails<F, V>(all, at), b = tails<F, V>(sample, at);
+    return Tails{a.lower + weight * b.lower, a.upper + weight * b.upper, a.lower_v + weight * b.lower_v,
+                 a.upper_v + weight * b.upper_v, a.above + weight * b.above};
+  };
+  const Point<T> first = Point<T>::at(anchor, 0, row.temperature);
+  Row<T> asked = row;
+  asked.k = tails_at(first).above + k - beyond;
+  if (!balance<F>(asked, 0, true, anchor, low, high, none, point, tails_at, 16).is_root) return none;
   // The sums of the sample vary by Σ tail² and the number of scores between, and change by v in a T.
-  const double v = t.lower_v + t.upper_v, variance = t.lower + t.upper - v + std::fabs(t.above - above);
-  if (!is_root || !(4 * variance < v * v)) return low / 2 + high / 2;
+  const Tails t = tails_at(*point), part = tails<F, V>(sample, *point);
+  const double v = t.lower_v + t.upper_v, passed = std::fabs(part.above - tails<F, V>(sample, first).above);
+  const double variance = weight * weight * (part.lower + part.upper - part.lower_v - part.upper_v + passed);
+  if (!(4 * variance < v * v)) return none;
   return ((double)point->anchor - anchor) / row.temperature + point->shift;
-}
-
-// The balance of a row from a point near its root, without a bracket. False if that takes more than three steps.
-template <class F, class V, class T> bool refine(const Row<T>& row, Point<T>* point, Balance* found) {
-  const double eps = (double)Limits<T>::eps, least = (double)Limits<T>::tiny * (double)row.n / eps;
-  for (int i = 0; i < 3; ++i) {
-    const Tails t = tails<F, V>(row, *point);
-    const auto [left, right, ratio, step] = Sides(t, t.above - row.k);
-    if (!(left > least && right > least && std::fabs(step) < 1)) return false;
-    *found = {true, step};
-    if (std::fabs(ratio) <= std::sqrt(eps) / 10) return true;
-    *point = point->moved(step, row.temperature);
-  }
-  return false;
 }
 
 // Whether the row has no finite threshold.
@@ -168,7 +176,8 @@ Balance locate(const Row<T>& row, const Census& census, bool just_p, T* p, Point
   T* room = is_copy ? p + open : p;
   const double start = start_of<F, V>(undecided, (double)(beyond - decided), row.k - (double)decided, room,
                                       p + row.n - room, (double)upper, -gap - reach, reach, point);
-  return balance<F, V>(undecided, (double)decided, just_p, (double)upper, -gap - reach, reach, start, point);
+  return balance<F>(undecided, (double)decided, just_p, (double)upper, -gap - reach, reach, start, point,
+                    [&](const Point<T>& at) { return tails<F, V>(undecided, at); });
 }
 
 }  // namespace
