@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from khot.kernels import _native
+from khot.testing import score_vector
 
 pytestmark = pytest.mark.skipif(_native.LIBRARY is None, reason=_native.REASON)
 N = 70_000  # just above 65,536
@@ -51,6 +52,15 @@ def test_long_rows_agree_with_bisection_in_float64(kind):
             got = _native.native_topk(x, k, temperature, None, path=path).double()
             torch.testing.assert_close(got, exact, rtol=0, atol=1e-6)
             assert abs(got.sum() - k) <= 1e-6 * max(k, 1)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_sum_that_rounds_in_its_lanes_does_not_decide(path):
+    """Half of the entries are near 1: their sum in float32 was off by more than v, the slope, could bear."""
+    n = 65_536
+    x = score_vector("bimodal", n).float()
+    got = _native.native_topk(x, n / 2, 0.1, None, path=path).double()
+    torch.testing.assert_close(got, bisected(x.double(), n / 2, 0.1), rtol=0, atol=5e-7)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -159,7 +159,7 @@ bool settle_tails(const Row<T>& row, bool just_p, T* p, Point<T>* point, Leap le
         if (!leap(t.above + t.lower - t.upper, step)) return false;
         break;
       }
-      const bool is_last = is_nothing || std::fabs(ratio) <= tolerance;
+      const bool is_last = is_nothing || std::fabs(step) <= tolerance;
       *point = point->moved(step, row.temperature);
       t = move_tails<V>(row, step, is_last, t.above, p);
       if (is_last) return true;
@@ -211,8 +211,10 @@ template <class V, class T> bool solve_long(const Row<T>& row, bool just_p, T* p
     return true;
   };
   const double n = (double)row.n, k = 2 * row.k > n ? n - row.k : row.k, scale = n / (double)kSampleRow;
-  if (2 * std::sqrt(k < 1 ? k * k : k) <= 12 * told.v * scale) {
-    const Settled settled = settle_sum<V>(row, n, false, p, point, leap);
+  // The lanes of a long row round more than its entries do.
+  constexpr double most_noise = 6;
+  if (2 * std::sqrt(k < 1 ? k * k : k) <= most_noise * told.v * scale) {
+    const Settled settled = settle_sum<V>(row, n, false, most_noise, p, point, leap);
     if (settled != Settled::unclear) return settled == Settled::yes;
   }
   return settle_tails<V>(row, just_p, p, point, leap);

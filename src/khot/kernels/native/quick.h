@@ -114,10 +114,10 @@ template <class V, class T> bool guess(const Row<T>& row, double* count, Point<T
 enum class Settled { no, unclear, yes };
 
 // Steps from a guess. Yes: p is σ_k and the point its threshold, to rounding; otherwise p holds nothing. `roughly`: the
-// point, to a thousandth. After a long step all is computed anew where `leap` says, given Σp at the point and the step;
+// point, to a thousandth. `most_noise`: of Σp, in eps·v, to be clear. After a long step all is computed anew where `leap` says, given Σp at the point and the step;
 // false: nowhere.
 template <class V, class T, class Leap>
-Settled settle_sum(const Row<T>& row, double count, bool roughly, T* p, Point<T>* point, Leap leap) {
+Settled settle_sum(const Row<T>& row, double count, bool roughly, double most_noise, T* p, Point<T>* point, Leap leap) {
   // The smaller of p and 1 − p is summed: numbers near 1 would round the sum's digits away.
   const bool complement = 2 * row.k > count;
   const double n = complement ? (double)row.n : count, k = complement ? n - row.k : row.k, sign = complement ? -1 : 1;
@@ -130,7 +130,7 @@ Settled settle_sum(const Row<T>& row, double count, bool roughly, T* p, Point<T>
     double step = third_order_step<Scalar<double>>(m.p, m.v, m.pv, m.vv, n, k);
     if (!std::isfinite(step)) return Settled::no;
     const double noise = 2 * eps * std::sqrt(m.p < 1 ? m.p * m.p : m.p);
-    if (!roughly && noise > 16 * eps * m.v) return Settled::unclear;
+    if (!roughly && noise > most_noise * eps * m.v) return Settled::unclear;
     // In a step d, v grows at most by e^|d|: if a short one cannot bring Σp to k, its derivatives mislead.
     const bool is_far = std::fabs(k - m.p) > kLongStep * std::exp(kLongStep) * m.v;
     if (is_far && std::fabs(step) < kLongStep) step = k > m.p ? kLongStep : -kLongStep;
@@ -168,7 +168,7 @@ template <class V, class T> bool solve_quickly(const Row<T>& row, T* p, bool rou
     *point = point->moved(step, row.temperature);
     return true;
   };
-  return settle_sum<V>(row, count, roughly, p, point, leap) == Settled::yes;
+  return settle_sum<V>(row, count, roughly, 16, p, point, leap) == Settled::yes;
 }
 
 }  // namespace

@@ -64,7 +64,9 @@ template <class F, class T, class At> Balance balance(const Row<T>& row, double 
     const Tails t = tails_at(*point);
     const auto [left, right, ratio, step] = Sides(t, decided + t.above - k);
     const double underflow = (double)Limits<T>::tiny * (double)row.n, rounding = just_p ? eps / 8 * (k < 1 ? k : 1) : 0;
-    if (std::fabs(ratio) <= tolerance) return {left > underflow / eps && right > underflow / eps, step};
+    // Newton's last step errs by its square, and is longer than the ratio where most tails are decided.
+    const bool is_short = std::fabs(step) <= std::sqrt(eps) || !F::is_smooth;
+    if (std::fabs(ratio) <= tolerance && is_short) return {left > underflow / eps && right > underflow / eps, step};
     // Entries err all in one direction, so none is off by more than |left − right|.
     if (std::fabs(left - right) <= (rounding > underflow ? rounding : underflow)) return {false, 0};
     (ratio > 0 ? low : high) = shift;
