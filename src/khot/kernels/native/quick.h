@@ -1,6 +1,6 @@
 // The quick way to the threshold of σ_k, for smooth rows.
 //
-// A guess from the mean and the variance (or from a sample), one pass of exponentials that stores p and sums its first
+// A guess from the mean and the variance, one pass of exponentials that stores p and sums its first
 // moments, a third-order step, and then p is moved by that step with one division and no exponential. It is accepted
 // only on the re-summed Σp.
 #pragma once
@@ -101,29 +101,8 @@ template <class V, class T> bool describe(const Row<T>& row, double* count, doub
   return std::isfinite(*mean) && std::isfinite(*variance);
 }
 
-constexpr int64_t kSampleRow = 16384;  // a row four times as long is first solved on as many of its scores
-
-// A row of so many of a long row's scores, copied to `to`, and the k of that row.
-template <class T> Row<T> sample_of(const Row<T>& row, T* to) {
-  constexpr int64_t run = 8;  // neighbours are taken together, a cache line at a time
-  const int64_t runs = kSampleRow / run, step = (row.n / runs) & ~(int64_t)15;
-  for (int64_t r = 0; r < runs; ++r)
-    for (int64_t i = 0; i < run; ++i) {
-      const int64_t at = r * step + i;
-      to[r * run + i] = allowed(row, at) ? row.x[at] : -std::numeric_limits<T>::infinity();
-    }
-  return {to, nullptr, 0, kSampleRow, row.k * (double)kSampleRow / (double)row.n, row.temperature, 1, row.exponent};
-}
-
-template <class V, class T> bool solve_quickly(const Row<T>& row, T* p, bool roughly, Point<T>* point);
-
-// A first guess of τ: that of a sample, or of a normal distribution with the row's mean and variance. `scratch` has n
-// places, so that no thread needs a large stack.
-template <class V, class T> bool guess(const Row<T>& row, T* scratch, double* count, Point<T>* point) {
-  if (row.n >= 4 * kSampleRow) {
-    *count = (double)row.n;
-    return solve_quickly<V>(sample_of(row, scratch), scratch + kSampleRow, true, point);
-  }
+// A first guess of τ, for normal scores of the row's mean and variance.
+template <class V, class T> bool guess(const Row<T>& row, double* count, Point<T>* point) {
   double mean, variance;
   if (!describe<V>(row, count, &mean, &variance) || !(row.k < *count)) return false;
   const double tau = normal_guess<Scalar<double>>(*count, mean, variance > 0 ? variance : 0, row.k, row.temperature);
@@ -131,12 +110,14 @@ template <class V, class T> bool guess(const Row<T>& row, T* scratch, double* co
   return std::isfinite(tau);
 }
 
-// True if p is σ_k and the point its threshold, to rounding; otherwise p holds nothing. `roughly`: the point, to a
-// thousandth.
-template <class V, class T> bool solve_quickly(const Row<T>& row, T* p, bool roughly, Point<T>* point) {
-  double count;
-  if (!(row.k > 0 && row.k < (double)row.n && row.temperature > 0)) return false;
-  if (!guess<V>(row, p, &count, point)) return false;
+// Unclear: Σp rounds too much to tell where the root is; the point may be near it.
+enum class Settled { no, unclear, yes };
+
+// Steps from a guess. Yes: p is σ_k and the point its threshold, to rounding; otherwise p holds nothing. `roughly`: the
+// point, to a thousandth. `most_noise`: of Σp, in eps·v, to be clear. After a long step all is computed anew where `leap` says, given Σp at the point and the step;
+// false: nowhere.
+template <class V, class T, class Leap>
+Settled settle_sum(const Row<T>& row, double count, bool roughly, double most_noise, T* p, Point<T>* point, Leap leap) {
   // The smaller of p and 1 − p is summed: numbers near 1 would round the sum's digits away.
   const bool complement = 2 * row.k > count;
   const double n = complement ? (double)row.n : count, k = complement ? n - row.k : row.k, sign = complement ? -1 : 1;
@@ -145,29 +126,49 @@ template <class V, class T> bool solve_quickly(const Row<T>& row, T* p, bool rou
     Margin<T> margin(*point, row.temperature, kLn2);
     if (complement) margin.flip();
     Moments m = evaluate<V>(row, margin, p);
-    if (!(m.p > 0 && m.p < n && m.v > 0)) return false;
-    const double noise = 2 * eps * std::sqrt(m.p < 1 ? m.p * m.p : m.p);
-    if (!roughly && noise > 16 * eps * m.v) return false;  // the sum rounds too much to tell where the root is
+    if (!(m.p > 0 && m.p < n && m.v > 0)) return Settled::no;
     double step = third_order_step<Scalar<double>>(m.p, m.v, m.pv, m.vv, n, k);
-    if (!std::isfinite(step)) return false;
+    if (!std::isfinite(step)) return Settled::no;
+    const double noise = 2 * eps * std::sqrt(m.p < 1 ? m.p * m.p : m.p);
+    if (!roughly && noise > most_noise * eps * m.v) return Settled::unclear;
+    // In a step d, v grows at most by e^|d|: if a short one cannot bring Σp to k, its derivatives mislead.
+    const bool is_far = std::fabs(k - m.p) > kLongStep * std::exp(kLongStep) * m.v;
+    if (is_far && std::fabs(step) < kLongStep) step = k > m.p ? kLongStep : -kLongStep;
+    if (std::fabs(step) >= kLongStep) {
+      if (!leap(complement ? n - m.p : m.p, -sign * step)) return Settled::no;
+      continue;
+    }
     *point = point->moved(-sign * step, row.temperature);
-    if (std::fabs(step) >= kLongStep) continue;
-    if (roughly) return true;
+    if (roughly) return Settled::yes;
     double last = std::numeric_limits<double>::infinity();
     for (int polish = 0; polish < 3; ++polish) {
       const double sum = shift_by<V>(row, (T)std::expm1(step), complement, p);
       m.v += step * (m.v - 2 * m.pv);
       const double limit = 4 * eps * m.v;
-      if (std::fabs(sum - k) <= (limit > noise ? limit : noise)) return true;
+      if (std::fabs(sum - k) <= (limit > noise ? limit : noise)) return Settled::yes;
       // With ties all roundings agree. A sum that is within some of k, and comes no nearer, is as near as sums come.
-      if (std::fabs(sum - k) >= last && last <= 16 * Limits<double>::eps * k) return true;
+      if (std::fabs(sum - k) >= last && last <= 16 * Limits<double>::eps * k) return Settled::yes;
+      const bool is_stuck = std::fabs(sum - k) > last / 2;
       last = std::fabs(sum - k);
       step = (k - sum) / m.v;
       *point = point->moved(-sign * step, row.temperature);
+      if (is_stuck && std::fabs(step) < 1e-3) return Settled::unclear;
       if (complement || !(std::fabs(step) < 0.1)) break;
     }
   }
-  return false;
+  return Settled::unclear;
+}
+
+// True if p is σ_k and the point its threshold, as `settle_sum`.
+template <class V, class T> bool solve_quickly(const Row<T>& row, T* p, bool roughly, Point<T>* point) {
+  double count;
+  if (!(row.k > 0 && row.k < (double)row.n && row.temperature > 0)) return false;
+  if (!guess<V>(row, &count, point)) return false;
+  const auto leap = [&](double, double step) {
+    *point = point->moved(step, row.temperature);
+    return true;
+  };
+  return settle_sum<V>(row, count, roughly, 16, p, point, leap) == Settled::yes;
 }
 
 }  // namespace

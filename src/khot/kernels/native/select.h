@@ -110,12 +110,12 @@ template <class V, class T> void select_among_ties(const T* values, int64_t m, i
   if (last == s) *value_s = lower;
 }
 
-// As khot::nth for long rows, between two order statistics of a sample; `scratch` has m places and may be `values`
-// itself.
+// As khot::nth for long rows, between two order statistics of a sample, again and again until few are left; `scratch`
+// has m places and may be `values` itself.
 template <class V, class T>
 void select_ranks(const T* values, int64_t m, int threads, int64_t r, int64_t s, T* scratch, T* value_r, T* value_s) {
-  const int64_t size = m / 8 < kMostSampled ? m / 8 : kMostSampled;
-  if (m > kMostParted / (int64_t)sizeof(T)) {
+  while (m > kMostParted / (int64_t)sizeof(T)) {
+    const int64_t size = m / 8 < kMostSampled ? m / 8 : kMostSampled;
     T sample[kMostSampled], high = std::numeric_limits<T>::infinity(), low = -high;  // 32 KB at most
     for (int64_t i = 0; i < size; ++i) sample[i] = values[i * (m / size)];
     const auto at = (int64_t)((double)r / (double)m * (double)size);
@@ -130,17 +130,16 @@ void select_ranks(const T* values, int64_t m, int threads, int64_t r, int64_t s,
       lanes[1] = V::add(lanes[1], V::keep(at.only(V::ge(x, V::set(low))), V::set(1)));
     });
     const auto above = (int64_t)counts[0], reached = (int64_t)counts[1];
-    if (above < r && s <= reached) {
-      *value_r = *value_s = high;
-      if (high == low) return;
-      if (reached - above > m / 4)
-        return select_among_ties<V>(values, m, threads, r, s, high, low, scratch, value_r, value_s);
-      const int64_t between = pack_row<V>(m, scratch, [=](auto at, auto* x) {
-        *x = at.load(values);
-        return V::both(V::ge(V::set(high), *x), V::ge(*x, V::set(low)));
-      });
-      return select_few<V>(scratch, between, r - above, s - above, value_r, value_s);
-    }
+    if (above >= r || s > reached) break;
+    *value_r = *value_s = high;
+    if (high == low) return;
+    if (reached - above > m / 4)
+      return select_among_ties<V>(values, m, threads, r, s, high, low, scratch, value_r, value_s);
+    m = pack_row<V>(m, scratch, [=](auto at, auto* x) {
+      *x = at.load(values);
+      return V::both(V::ge(V::set(high), *x), V::ge(*x, V::set(low)));
+    });
+    values = scratch, r -= above, s -= above;
   }
   if (scratch != values) std::memcpy(scratch, values, (size_t)m * sizeof(T));
   select_few<V>(scratch, m, r, s, value_r, value_s);

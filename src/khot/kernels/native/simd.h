@@ -293,6 +293,8 @@ template <class T> struct Vec {
   static reg min(reg a, reg b) { return smaller(a, b); }  // NaN in a stays
   static reg max(reg a, reg b) { return larger(a, b); }
   static reg abs(reg a) { return (reg)((mask_t)a & std::numeric_limits<Whole<T>>::max()); }
+  static reg with_sign(reg a, reg of) { return (reg)((mask_t)a | ((mask_t)of & std::numeric_limits<Whole<T>>::min())); }
+  static reg minus_one_if_negative(reg a) { return __builtin_convertvector((mask_t)a < 0, reg); }  // −0 too
   static reg sqrt(reg a) { return root(a); }
   static reg log(reg y) {  // of a normal y > 0, to 1e-7: for floats
     // y = m·2^e with m in [√½, √2)
@@ -329,7 +331,6 @@ template <class T> struct Vec {
     }
     double total() const { return sum_lanes(v); }
   };
-
  private:
   static double sum_lanes(Doubles v) {  // by halves
     constexpr int count = kBytes / 8;

@@ -1,18 +1,11 @@
 // One row of a soft top-k: y = F((x − τ)/T) with Σy = k, the quick way or the sure one.
 #pragma once
 
-#include "quick.h"
-#include "sure.h"
+#include "long.h"
 
 namespace {
 
-// Whether the row has no finite threshold.
-template <class T> bool is_settled(const Row<T>& row, const Census& census) {
-  const double rest = row.k - (double)census.infinite;
-  return census.nan || !(row.temperature > 0 && rest > 0 && rest < (double)census.finite);
-}
-
-// Writes the p of such a row.
+// Writes the p of a row that has no finite threshold.
 template <class T> void settle(const Row<T>& row, const Census& census, T* p) {
   const double k = row.k, rest = k - (double)census.infinite;
   const T nan = std::numeric_limits<T>::quiet_NaN(), inf = std::numeric_limits<T>::infinity();
@@ -26,17 +19,24 @@ template <class T> void settle(const Row<T>& row, const Census& census, T* p) {
   }
 }
 
-// y = F(z − step) written from its smaller tail, so that 0 and 1 are exact; the step is so small that its square is
-// nothing.
+// y = F(z − step); the step is so small that its square is nothing. Entries that round to 0 and 1 are exactly that.
 template <class F, class V, class T> void write(const Row<T>& row, const Point<T>& point, double step, T* out) {
   double none[1];
   const T small = (T)step;
   const F law = F::of(row);
-  const Margin<T> margin(point, row.temperature);
+  const Margin<T> margin(point, row.temperature, F::is_logistic ? kLn2 : 1);
   accumulate_scores<V, 1>(row, none, [=](auto at, auto*) {
-    const auto f = law.template at<V>(margin.template minus_z<V>(at.scores(row)));
-    const auto y = V::blend(f.above, V::sub(V::set(1), f.tail), f.tail);
-    const auto moved = V::fnma(f.density, V::set(small), y);
+    const auto minus_z = margin.template minus_z<V>(at.scores(row));
+    typename V::reg y, density;
+    if constexpr (F::is_logistic) {
+      y = sigma_of<V>(minus_z);
+      density = V::fnma(y, y, y);
+    } else {
+      const auto f = law.template at<V>(minus_z);
+      y = V::blend(f.above, V::sub(V::set(1), f.tail), f.tail);
+      density = f.density;
+    }
+    const auto moved = V::fnma(density, V::set(small), y);
     at.store(out, V::max(V::blend(V::gt(moved, V::set(1)), V::set(1), moved), V::set(0)));
   });
 }
@@ -47,14 +47,12 @@ constexpr double kShortStep = 1e-3;  // in z: its square is nothing
 // what is stored. False if it is not settled; then y holds nothing.
 template <class F, class V, class T> bool solve_from_sample(const Row<T>& row, T* y) {
   const double n = (double)row.n, eps = (double)Limits<T>::eps;
-  if (row.n < 4 * kSampleRow || !(row.k > 0 && row.k < n && row.temperature > 0)) return false;
+  if (!is_long(row) || !(row.k > 0 && row.k < n && row.temperature > 0)) return false;
   const F law = F::of(row);
   const Row<T> part = sample_of(row, y);
-  const Census census = count_kinds<V>(part);
-  if (is_settled(part, census)) return false;
   Point<T> point;
-  const Balance found = locate<F, V>(part, census, true, y + kSampleRow, &point);
-  double step = found.step;
+  if (!sample_root<F, V>(part, y + kSampleRow, &point)) return false;
+  double step = 0;
   // The smaller of y and 1 − y is summed: numbers near 1 would round the sum's digits away.
   const bool complement = 2 * row.k > n;
   const double k = complement ? n - row.k : row.k;
@@ -116,7 +114,7 @@ template <class F, class V, class T> bool solve_from_sample(const Row<T>& row, T
 template <class F, class V, class T> void solve_row(const Row<T>& row, T* p) {
   Point<T> point;
   if constexpr (F::is_logistic) {
-    if (solve_quickly<V>(row, p, false, &point)) return;
+    if (is_long(row) ? solve_long<V>(row, true, p, &point) : solve_quickly<V>(row, p, false, &point)) return;
   } else if (solve_from_sample<F, V>(row, p)) {
     return;
   }
@@ -130,7 +128,7 @@ template <class F, class V, class T> void solve_row(const Row<T>& row, T* p) {
 // summed.
 template <class V, class T> bool margin_row(const Row<T>& row, T* z) {
   Point<T> point;
-  if (!solve_quickly<V>(row, z, false, &point)) {
+  if (!(is_long(row) ? solve_long<V>(row, false, z, &point) : solve_quickly<V>(row, z, false, &point))) {
     const Census census = count_kinds<V>(row);
     if (is_settled(row, census)) return false;
     const Balance found = locate<Logistic, V>(row, census, false, z, &point);

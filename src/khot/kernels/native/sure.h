@@ -44,39 +44,93 @@ struct Sides {
   }
 };
 
-constexpr int kMaxHalvings = 200;  // the bracket is a few hundred T wide, and float64 has 52 bits
+constexpr int kMostPasses = 200;  // the bracket is a few hundred T wide, and float64 has 52 bits
 
 struct Balance {
   bool is_root;  // log(left/right) = 0 to rounding; else the two sides agree as far as p can tell, or nothing is known
   double step;   // what is still missing at the point, in units of T
 };
 
-// Newton's method on log(left/right) inside a bracket of shifts, falling back on its middle. `decided` scores lie
-// above.
-template <class F, class V, class T> Balance balance(const Row<T>& row, double decided, bool just_p, double anchor,
-                                                     double low, double high, Point<T>* point) {
+// Newton's method on log(left/right) inside a bracket of shifts, from `start` or else from its middle. `decided` scores
+// lie above. `tails_at` gives the sums of the row at a point.
+template <class F, class T, class At> Balance balance(const Row<T>& row, double decided, bool just_p, double anchor,
+                                                      double low, double high, double start, Point<T>* point, At tails_at,
+                                                      int passes = kMostPasses) {
   const double k = row.k;
-  const double eps = (double)Limits<T>::eps, tolerance = F::is_smooth ? std::sqrt(eps) / 10 : 4 * eps;
-  double shift = low / 2 + high / 2, last = high - low;
-  for (int i = 0; i <= kMaxHalvings; ++i) {
+  const double eps = (double)Limits<T>::eps, tolerance = F::is_smooth ? std::sqrt(eps) / (just_p ? 1 : 10) : 4 * eps;
+  double shift = start > low && start < high ? start : low / 2 + high / 2, last = high - low;
+  for (int i = 0; i < passes; ++i) {
     *point = Point<T>::at(anchor, shift, row.temperature);
-    const Tails t = tails<F, V>(row, *point);
+    const Tails t = tails_at(*point);
     const auto [left, right, ratio, step] = Sides(t, decided + t.above - k);
     const double underflow = (double)Limits<T>::tiny * (double)row.n, rounding = just_p ? eps / 8 * (k < 1 ? k : 1) : 0;
-    if (std::fabs(ratio) <= tolerance) return {left > underflow / eps && right > underflow / eps, step};
+    // Newton's last step errs by its square, and is longer than the ratio where most tails are decided.
+    const bool is_short = std::fabs(step) <= std::sqrt(eps) || !F::is_smooth;
+    if (std::fabs(ratio) <= tolerance && is_short) return {left > underflow / eps && right > underflow / eps, step};
     // Entries err all in one direction, so none is off by more than |left − right|.
     if (std::fabs(left - right) <= (rounding > underflow ? rounding : underflow)) return {false, 0};
     (ratio > 0 ? low : high) = shift;
     const double ends = std::fabs(low) > std::fabs(high) ? std::fabs(low) : std::fabs(high);
     if (high - low <= 2 * Limits<double>::eps * ends) return {false, 0};  // no room is left
     double next = shift + step;
-    if (!(next > low && next < high && std::fabs(step) <= last / 2)) next = low / 2 + high / 2;
+    if (!(next > low && next < high && std::fabs(step) <= 0.75 * last)) next = low / 2 + high / 2;
     last = std::fabs(next - shift);
     shift = next;
   }
   // A bracket halved so often is a point. With a slope that has a bound this cannot be, and must not pass for an
   // answer.
   return {false, F::is_smooth ? std::numeric_limits<double>::quiet_NaN() : 0};
+}
+
+// Where to start: the root of a sample of the scores. `beyond` of them are above the anchor, and k is asked of them; the
+// sample is asked for as many more or fewer than it has above: what it has there by chance does not matter. If it has few
+// scores near the anchor, all that are there are taken in their place.
+template <class F, class V, class T> double start_of(const Row<T>& row, double beyond, double k, T* room, int64_t places,
+                                                     double anchor, double low, double high, Point<T>* point) {
+  constexpr int64_t least = 1024, most = 16384;
+  constexpr double few = 256, near = 14;
+  const int64_t size = places / 2 < most ? places / 2 : most, step = size > 0 ? row.n / size : 0;
+  const double none = low / 2 + high / 2, weight = size > 0 ? (double)row.n / (double)size : 0;
+  if (size < least || step < 4) return none;
+  const T top = (T)(anchor + near * row.temperature), bottom = (T)(anchor - near * row.temperature);
+  const auto is_near = [=](auto x) { return V::both(V::ge(V::set(top), x), V::ge(x, V::set(bottom))); };
+  double close = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    room[i] = row.x[i * step];
+    close += room[i] <= top && room[i] >= bottom;
+  }
+  Row<T> sample = {room, nullptr, 0, size, 0, row.temperature, 1, row.exponent}, all = sample;
+  all.x = room + size, all.n = 0;
+  if (close < few) {
+    for (int64_t i = 0; i < row.n; i += kChunk) {
+      const int64_t count = row.n - i < kChunk ? row.n - i : kChunk;
+      if (size + all.n + count > places) return none;
+      const T* from = row.x + i;
+      all.n += pack_row<V>(count, room + size + all.n, [=](auto at, auto* x) { return *x = at.load(from), is_near(*x); });
+    }
+    sample.n = pack_row<V>(size, room, [=](auto at, auto* x) { return *x = at.load(room), ~is_near(*x); });
+  }
+  const auto tails_at = [&](const Point<T>& at) {
+    const Tails a = tails<F, V>(all, at), b = tails<F, V>(sample, at);
+    return Tails{a.lower + weight * b.lower, a.upper + weight * b.upper, a.lower_v + weight * b.lower_v,
+                 a.upper_v + weight * b.upper_v, a.above + weight * b.above};
+  };
+  const Point<T> first = Point<T>::at(anchor, 0, row.temperature);
+  Row<T> asked = row;
+  asked.k = tails_at(first).above + k - beyond;
+  if (!balance<F>(asked, 0, true, anchor, low, high, none, point, tails_at, 16).is_root) return none;
+  // The sums of the sample vary by Σ tail² and the number of scores between, and change by v in a T.
+  const Tails t = tails_at(*point), part = tails<F, V>(sample, *point);
+  const double v = t.lower_v + t.upper_v, passed = std::fabs(part.above - tails<F, V>(sample, first).above);
+  const double variance = weight * weight * (part.lower + part.upper - part.lower_v - part.upper_v + passed);
+  if (!(4 * variance < v * v)) return none;
+  return ((double)point->anchor - anchor) / row.temperature + point->shift;
+}
+
+// Whether the row has no finite threshold.
+template <class T> bool is_settled(const Row<T>& row, const Census& census) {
+  const double rest = row.k - (double)census.infinite;
+  return census.nan || !(row.temperature > 0 && rest > 0 && rest < (double)census.finite);
 }
 
 // The rows that have a finite threshold: where it is, or if just p is wanted, where it might as well be. p serves as
@@ -101,15 +155,16 @@ Balance locate(const Row<T>& row, const Census& census, bool just_p, T* p, Point
   }
   const double margin = (reach + certain) * row.temperature;
   const T high = (T)((double)upper + margin), low = (T)((double)lower - margin);
-  double decided[1];
-  accumulate_scores<V, 1>(row, decided, [=](auto at, auto* lanes) {
-    lanes[0] = V::add(lanes[0], V::keep(V::gt(at.scores(row), V::set(high)), V::set(1)));
-  });
-  const int64_t open = pack_scores<V>(row, p, [=](auto at, auto* x) {
+  int64_t decided = 0, beyond = 0;  // above the bracket, and above x_(⌈k⌉)
+  const int64_t open = pack_scores<V>(row, p, [&decided, &beyond, high, low, upper, &row](auto at, auto* x) {
     *x = at.scores(row);
+    decided += __builtin_popcount(V::lanes(V::gt(*x, V::set(high))));
+    beyond += __builtin_popcount(V::lanes(V::gt(*x, V::set(upper))));
     return V::both(V::ge(V::set(high), *x), V::ge(*x, V::set(low)));
   });
-  const Row<T> undecided = {p, nullptr, 0, open, row.k, row.temperature, row.threads, row.exponent};
+  // Where all are undecided they need no copy, and p is free.
+  const bool is_copy = !is_whole || open < row.n;
+  const Row<T> undecided = {is_copy ? p : row.x, nullptr, 0, open, row.k, row.temperature, row.threads, row.exponent};
   if (is_wide) {  // each tail is exponential in τ, and balances the other half way between two points at which they are
                   // equal
     const auto near_lower = Point<T>::at((double)lower, certain, row.temperature);
@@ -120,7 +175,11 @@ Balance locate(const Row<T>& row, const Census& census, bool just_p, T* p, Point
     *point = Point<T>::at(middle, std::isfinite(lost) ? shift + lost : shift, row.temperature);
     return {true, 0};
   }
-  return balance<F, V>(undecided, decided[0], just_p, (double)upper, -gap - reach, reach, point);
+  T* room = is_copy ? p + open : p;
+  const double start = start_of<F, V>(undecided, (double)(beyond - decided), row.k - (double)decided, room,
+                                      p + row.n - room, (double)upper, -gap - reach, reach, point);
+  return balance<F>(undecided, (double)decided, just_p, (double)upper, -gap - reach, reach, start, point,
+                    [&](const Point<T>& at) { return tails<F, V>(undecided, at); });
 }
 
 }  // namespace
