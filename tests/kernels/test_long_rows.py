@@ -72,3 +72,17 @@ def test_a_row_whose_sample_is_masked_or_not_a_number(path):
     assert not got[~mask].any()
     x[N // 2] = math.nan
     assert _native.native_topk(x, 1000.0, 1.0, None, path=path).isnan().all()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_short_step_is_short_for_doubles_too(path):
+    """A step along the slope errs by its square, with opposite signs on both sides of τ: the sum does not tell."""
+    for seed in range(8):
+        x = torch.randn(N, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) ** 3
+        got = _native.native_topk(x[None], N / 2, 0.1, None, "laplace", path)[0]
+        low, high = -1.0, 1.0
+        for _ in range(60):
+            z = (x - (low + high) / 2) / 0.1
+            y = torch.where(z < 0, z.clamp(max=0).exp() / 2, 1 - (-z.clamp(min=0)).exp() / 2)
+            low, high = ((low + high) / 2, high) if y.sum() > N / 2 else (low, (low + high) / 2)
+        assert (got - y).abs().max() < 1e-11

@@ -19,34 +19,25 @@ template <class T> void settle(const Row<T>& row, const Census& census, T* p) {
   }
 }
 
-// y = F(z − step); the step is so small that its square is nothing. Entries that round to 0 and 1 are exactly that.
+// y = F(z − step) written from its smaller tail, so that 0 and 1 are exact; the step is so small that its square is
+// nothing.
 template <class F, class V, class T> void write(const Row<T>& row, const Point<T>& point, double step, T* out) {
   double none[1];
   const T small = (T)step;
   const F law = F::of(row);
-  const Margin<T> margin(point, row.temperature, F::is_logistic ? kLn2 : 1);
+  const Margin<T> margin(point, row.temperature);
   accumulate_scores<V, 1>(row, none, [=](auto at, auto*) {
-    const auto minus_z = margin.template minus_z<V>(at.scores(row));
-    typename V::reg y, density;
-    if constexpr (F::is_logistic) {
-      y = sigma_of<V>(minus_z);
-      density = V::fnma(y, y, y);
-    } else {
-      const auto f = law.template at<V>(minus_z);
-      y = V::blend(f.above, V::sub(V::set(1), f.tail), f.tail);
-      density = f.density;
-    }
-    const auto moved = V::fnma(density, V::set(small), y);
+    const auto f = law.template at<V>(margin.template minus_z<V>(at.scores(row)));
+    const auto y = V::blend(f.above, V::sub(V::set(1), f.tail), f.tail);
+    const auto moved = V::fnma(f.density, V::set(small), y);
     at.store(out, V::max(V::blend(V::gt(moved, V::set(1)), V::set(1), moved), V::set(0)));
   });
 }
 
-constexpr double kShortStep = 1e-3;  // in z: its square is nothing
-
 // The quick way for the other cdfs: the threshold of a sample, and Newton's method from there, whose last sum is that of
 // what is stored. False if it is not settled; then y holds nothing.
 template <class F, class V, class T> bool solve_from_sample(const Row<T>& row, T* y) {
-  const double n = (double)row.n, eps = (double)Limits<T>::eps;
+  const double n = (double)row.n, eps = (double)Limits<T>::eps, short_step = 3 * std::sqrt(eps);  // its square is nothing
   if (!is_long(row) || !(row.k > 0 && row.k < n && row.temperature > 0)) return false;
   const F law = F::of(row);
   const Row<T> part = sample_of(row, y);
@@ -93,7 +84,7 @@ template <class F, class V, class T> bool solve_from_sample(const Row<T>& row, T
     if (settles() && !complement) return true;
     step = settles() ? 0 : (sums[0] - k) / sums[1];
     // A short step is taken along the slope. The sum of that decides; if it does not, all is computed anew.
-    if (std::fabs(step) < kShortStep && (step == 0 || F::has_simple_slope)) {
+    if (std::fabs(step) < short_step && (step == 0 || F::has_simple_slope)) {
       const T by = (T)-step;
       accumulate_row<V, 1>(row.n, row.threads, sums, [=](auto at, auto* lanes) {
         auto q = at.load(y);
