@@ -55,9 +55,10 @@ class PlackettLuce(Design):
     def mean(self) -> Tensor:
         """The inclusion probabilities of this law, which are not `probs`; (*batch, n)."""
         theta, k = self._theta, self._sizes
+        rare = order_sampling.RARE if self.parameter.dtype == torch.float64 else order_sampling.RARE_SINGLE
+        solve = partial(order_sampling.inclusion, order_sampling.GUMBEL, theta, k, rare)
         if torch.is_grad_enabled() and (theta.requires_grad or self._is_moving()):
-            return order_sampling.inclusion(order_sampling.GUMBEL, theta, k).to(self.parameter.dtype)
-        solve = partial(order_sampling.inclusion, order_sampling.GUMBEL, theta, k)
+            return solve().to(self.parameter.dtype)
         return self._once("mean", solve).to(self.parameter.dtype)
 
     @property
