@@ -21,7 +21,9 @@ def test_the_chance_of_few_items_is_that_of_the_integral(n, k, spread):
     # A sum in which only one order of the items counts is another number.
     if k > 1:
         rest = torch.where(subset, -torch.inf, scores).logsumexp(-1)
-        assert (drawn_sets.log_prob(scores[subset][None, 1:2], torch.ones(1, 1).bool(), rest[1:2]) - found[1]).abs() > 1e-3
+        assert (
+            drawn_sets.log_prob(scores[subset][None, 1:2], torch.ones(1, 1).bool(), rest[1:2]) - found[1]
+        ).abs() > 1e-3
 
 
 def test_many_rows_of_few_items_are_taken_by_parts(monkeypatch):

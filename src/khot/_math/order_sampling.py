@@ -300,9 +300,7 @@ def _by_nodes(noise: Noise, s: Tensor, weight: Tensor | None, k: Tensor, rare: f
     return torch.cat(parts)[counted.argsort()]
 
 
-def _summed(
-    noise: Noise, rare: float, y: Tensor, s: Tensor, k: Tensor, weight: Tensor | None = None
-) -> Tensor:
+def _summed(noise: Noise, rare: float, y: Tensor, s: Tensor, k: Tensor, weight: Tensor | None = None) -> Tensor:
     """Take the integral for each i at the nodes y (r, m); (r, n)."""
     count = y.shape[-1]
     z = (y - s.mT.unsqueeze(-1)).flatten(1)  # (n, r m): long rows for each item
