@@ -45,7 +45,8 @@ def inclusion(s: Tensor, k: Tensor) -> Tensor:
 def log_prob(s: Tensor, is_item: Tensor, rest: Tensor) -> Tensor:
     """Return log P(these items are drawn before all others), for any order among them.
 
-    `s` (m, r) holds the scores of the items, which are first where `is_item`; `rest` (r) is log Σ e^score of all others.
+    `s` (m, r) holds the scores of the items, the first of them where `is_item`; `rest` (r) is log Σ e^score of
+    all others.
     """
     m, left = len(s), rest.unsqueeze(0)
     for score in torch.where(is_item, s, NOTHING).flip(0):  # log Σ e^score of what is left, for each set in binary

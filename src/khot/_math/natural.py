@@ -132,7 +132,8 @@ def _mixed(past: list[tuple[Tensor, Tensor]], whole: subsets.Whole) -> tuple[Ten
 
     The place is a mean of the last ones whose steps, by the same mean, are the shortest.
     """
-    (z, step), used = past[0], []
+    z, step = past[0]
+    used: list[tuple[Tensor, Tensor]] = []
     for (a, f), (b, g) in pairwise(past):
         moved, change = a - b, f - g
         for other_moved, other in used:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .. import _check, ops
-from .._math import noise, order_sampling, subsets
+from .._math import counts, noise, order_sampling, subsets
 from ..relaxations import hard_topk
 from ._design import Design
 
@@ -55,7 +55,7 @@ class PlackettLuce(Design):
     def mean(self) -> Tensor:
         """The inclusion probabilities of this law, which are not `probs`; (*batch, n)."""
         theta, k = self._theta, self._sizes
-        rare = order_sampling.RARE if self.parameter.dtype == torch.float64 else order_sampling.RARE_SINGLE
+        rare = counts.RARE if self.parameter.dtype == torch.float64 else order_sampling.RARE_SINGLE
         solve = partial(order_sampling.inclusion, order_sampling.GUMBEL, theta, k, rare)
         if torch.is_grad_enabled() and (theta.requires_grad or self._is_moving()):
             return solve().to(self.parameter.dtype)
