@@ -103,8 +103,8 @@ def test_a_run_resumes_on_another_number_of_replicas():
         sampler.load_state_dict(two[0].state_dict())
     tail = [list(s) for s in four]
     assert head + list(chain(*tail)) == list(DesignSampler(SIZES, 8))
+    odd = DesignSampler(SIZES, 9, num_replicas=3, rank=0)
     with pytest.raises(ValueError, match="4 items are left"):
-        odd = DesignSampler(SIZES, 9, num_replicas=3, rank=0)
         odd.load_state_dict(odd.state_dict() | {"handed": 5})
 
 
