@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, Sampler
 from .. import _check
 from .._math import systematic
 from ..designs import MakesDesign, Pivotal, inclusion_probs
+from ._reservoir import numbers
 
 
 class _Draws:
@@ -26,7 +27,7 @@ class _Draws:
         num_replicas: int | None,
         rank: int | None,
     ) -> None:
-        size = sizes if isinstance(sizes, Tensor) else torch.from_numpy(np.asarray(sizes, dtype=np.float64))
+        size = numbers("sizes", sizes)
         is_kept = size.dtype in (torch.float32, torch.float64)  # π of half precision would be off by 0.4 %
         size = size.detach() if is_kept else size.to(torch.float64)
         if size.ndim != 1 or not len(size):

@@ -97,6 +97,8 @@ class PlackettLuce(Design):
         `Σ_j θ_{r_j} − log Σ_{i not before j} e^{θ_i}`. −1 fills up where a row has fewer.
         """
         _check.instance("ranking", ranking, Tensor)
+        if ranking.is_complex():
+            raise ValueError(f"`ranking` must hold indices, (…, k); got {ranking.dtype}.")
         theta = self._open_theta
         n = theta.shape[-1]
         is_item = (ranking >= 0) & (ranking < n)
