@@ -1,6 +1,6 @@
 """What an epoch of weighted sampling costs: 10⁵ of 10⁷ items, beside torch's `WeightedRandomSampler`.
 
-Each sampler runs in a process of its own, one thread: made once, then iterated for some epochs. Time is wall time of
+Each sampler runs in a process of its own, one thread: made once, then iterated for some epochs. Time is CPU time of
 `list(sampler)`, memory the peak of the process above what it was before the sampler was made. Also how far the
 probability of an item is from what was asked for, measured on a small set. Writes docs/tables/data-loading.md and
 results/loading.csv.
@@ -71,14 +71,14 @@ def measured(name: str, n: int, k: int, epochs: int) -> dict[str, float]:
     w = sizes(n)
     list(SAMPLERS[name](w[:1000], 10))  # what is loaded on first use
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.perf_counter()
+    start = time.process_time()
     sampler = SAMPLERS[name](w, k)
-    made = time.perf_counter() - start
+    made = time.process_time() - start
     times, chosen = [], []
     for _ in range(epochs):
-        start = time.perf_counter()
+        start = time.process_time()
         chosen = list(sampler)
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     batches = chosen if isinstance(chosen[0], list) else [chosen]
     distinct = sum(len(set(batch)) for batch in batches) / k
@@ -119,7 +119,8 @@ def table(found: list[Row]) -> str:
     return (
         "<!-- Written by benchmarks/loading.py; do not edit. -->\n\n"
         + "\n".join(lines)
-        + f"\n\n{found[0].k} of {found[0].n} items an epoch, float32 sizes, one thread, the median of some epochs; "
+        + f"\n\n{found[0].k} of {found[0].n} items an epoch, float32 sizes, CPU time of one thread, "
+        + "the median of some epochs; "
         + "memory is the peak above that of the process with its sizes; items are distinct within a batch. "
         + "The error is the largest difference between "
         + f"the mean number of an item in {DRAWS} epochs and π = min(1, c·size), on {SMALL} items of "

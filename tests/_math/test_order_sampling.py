@@ -7,7 +7,7 @@ import pytest
 import scipy.integrate
 import torch
 
-from khot._math import order_sampling
+from khot._math import drawn_sets, order_sampling
 from khot._math.order_sampling import GUMBEL, LOGISTIC, Noise, inclusion, log_prob
 
 pytestmark = pytest.mark.slow
@@ -295,7 +295,7 @@ def test_inclusion_of_few_items_by_their_sets(n, scale, monkeypatch):
     scores[0, 0] = -torch.inf
     listed = inclusion(GUMBEL, scores, k)
     assert listed.sum(-1).sub(k).abs().max() < 1e-12
-    monkeypatch.setattr(order_sampling, "MOST_LISTED", 0)
+    monkeypatch.setattr(drawn_sets, "MOST_SETS", 0)
     torch.testing.assert_close(listed, inclusion(GUMBEL, scores, k), rtol=0, atol=1e-12)
 
 
@@ -339,15 +339,15 @@ def test_gradients_of_inclusions(noise: Noise, n, k):
 
 @NOISES
 @pytest.mark.parametrize(("n", "k", "spread"), [(4, 2, 1.0), (40, 24, 1.0), (90, 30, 0.1), (60, 12, 3.0), (300, 90, 2)])
-def test_nodes_are_enough(noise: Noise, n, k, spread, monkeypatch):
+def test_nodes_are_enough(noise: Noise, n, k, spread):
     """With nodes for the width of the window alone, the sum of 64 items was off by 1e-5."""
     scores = spread * torch.randn(2, n, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     size = torch.full((2,), float(k), dtype=torch.float64)
     found = order_sampling._integrated(noise, scores, size)
-    monkeypatch.setattr(order_sampling, "RARE", 44.0)
-    torch.testing.assert_close(found, order_sampling._integrated(noise, scores, size), rtol=0, atol=1e-12)
-    monkeypatch.setattr(order_sampling, "RARE", 8.0)
-    assert (order_sampling._integrated(noise, scores, size) - found).abs().max() > 1e-8
+    torch.testing.assert_close(found, order_sampling._integrated(noise, scores, size, 44.0), rtol=0, atol=1e-12)
+    single = order_sampling._integrated(noise, scores, size, order_sampling.RARE_SINGLE)
+    torch.testing.assert_close(found, single, rtol=1e-8, atol=1e-10)
+    assert (order_sampling._integrated(noise, scores, size, 8.0) - found).abs().max() > 1e-8
 
 
 @NOISES
@@ -360,7 +360,7 @@ def test_few_scores_stand_for_many_items(noise: Noise, n, k, spread, monkeypatch
     torch.testing.assert_close(few, order_sampling._integrated(noise, scores, size), rtol=0, atol=2e-13)
     if k == 700:
         monkeypatch.setattr(order_sampling, "MANY", 300)
-        monkeypatch.setattr(order_sampling, "_degree", lambda s: 24)
+        monkeypatch.setattr(order_sampling, "_degree", lambda *_: 24)
         assert (order_sampling._integrated(noise, scores, size) - few).abs().max() > 1e-9  # too low a degree
 
 

@@ -103,8 +103,9 @@ def test_a_run_resumes_on_another_number_of_replicas():
         sampler.load_state_dict(two[0].state_dict())
     tail = [list(s) for s in four]
     assert head + list(chain(*tail)) == list(DesignSampler(SIZES, 8))
+    odd = DesignSampler(SIZES, 9, num_replicas=3, rank=0)
     with pytest.raises(ValueError, match="4 items are left"):
-        DesignSampler(SIZES[:9], 9, num_replicas=3, rank=0).load_state_dict(two[0].state_dict())
+        odd.load_state_dict(odd.state_dict() | {"handed": 5})
 
 
 def test_the_weighted_loss_has_no_bias():
@@ -129,6 +130,10 @@ def test_designs_and_arrays():
     assert DesignSampler(SIZES.float(), 8).probs.dtype == torch.float32
 
 
+def batches(k, sizes=None, of=3):
+    return DesignBatchSampler(SIZES if sizes is None else sizes, k, num_batches=of)
+
+
 @pytest.mark.parametrize(
     ("match", "call"),
     [
@@ -138,7 +143,11 @@ def test_designs_and_arrays():
         (r"shape \(n\)", lambda: DesignSampler(torch.ones(2, 3), 1)),
         ("num_batches` must be ≥ 1", lambda: DesignBatchSampler(SIZES, 8, num_batches=0)),
         ("are missing", lambda: DesignSampler(SIZES, 8).load_state_dict({})),
-        ("epochs of 8", lambda: DesignSampler(SIZES, 8).load_state_dict(DesignSampler(SIZES, 4).state_dict())),
+        ("k = 8; got 4", lambda: DesignSampler(SIZES, 8).load_state_dict(DesignSampler(SIZES, 4).state_dict())),
+        ("k = 4; got 8", lambda: batches(4).load_state_dict(batches(8).state_dict())),
+        ("epochs of 3; got epochs of 2", lambda: batches(4).load_state_dict(batches(4, of=2).state_dict())),
+        ("items = 30; got 29", lambda: batches(4).load_state_dict(batches(4, SIZES[1:]).state_dict())),
+        ("same sizes; Σ π i/n", lambda: batches(4).load_state_dict(batches(4, SIZES.flip(0)).state_dict())),
         ("one for each item", lambda: WeightedDataset([1, 2], torch.ones(3))),
     ],
 )
@@ -225,7 +234,7 @@ def test_orders_of_batches_change_with_epochs_and_resume():
     epochs = [list(whole), list(whole)]
     assert epochs[0] != epochs[1]
     again = DesignBatchSampler(sizes, k=4, num_batches=6, seed=3)
-    again.load_state_dict({"seed": 3, "epoch": 1, "handed": 4, "of": 6})
+    again.load_state_dict(again.state_dict() | {"epoch": 1, "handed": 4})
     assert list(again) == epochs[1][4:]
     halves = [DesignBatchSampler(sizes, k=4, num_batches=6, seed=3, num_replicas=2, rank=rank) for rank in range(2)]
     joined = [sorted(a + b) for a, b in zip(*map(list, halves), strict=True)]

@@ -1,6 +1,7 @@
 """The reproductions of the audit, A1 to A11, as it gave them. What broke is tested in full by tests named after it."""
 
 import inspect
+from functools import partial
 
 import pytest
 import torch
@@ -100,6 +101,17 @@ def test_a9_more_subsets_than_can_be_printed():
         ConditionalPoisson(logits=torch.zeros(20_000), k=10_000).enumerate_support()
     reward = estimators.rloo(ConditionalPoisson(logits=THETA, k=2), lambda x: x[..., 0] > 0.5, generator=generator())
     assert reward.isfinite()
+
+
+@pytest.mark.parametrize("kind", [ConditionalPoisson, Sampford, Systematic, Brewer, partial(Pivotal, order="given")])
+def test_a9_pairs_that_do_not_fit_into_memory(kind):
+    """The error was the allocator's: "you tried to allocate 8000000000000 bytes"."""
+    design = kind(torch.full((1_000_000,), 0.5), 500_000, validate_args=False)
+    with pytest.raises(MemoryError, match=r"8000 GB of pairs.*variance_of_sum"):
+        design.joint_probs()
+    if isinstance(design, Pivotal):
+        with pytest.raises(MemoryError, match="8000 GB"):
+            _ = design.covariance_matrix
 
 
 def test_a10_batches_of_inclusions_take_few_nodes_and_few_terms(monkeypatch):

@@ -1,6 +1,10 @@
 """Balanced and spread samples."""
 
 import functools
+import math
+from collections import Counter
+from fractions import Fraction
+from functools import cache
 
 import pytest
 import torch
@@ -258,3 +262,53 @@ def test_items_that_wait_for_the_end_balance_better(monkeypatch):
 def test_no_order_of_places_that_are_not_known():
     with pytest.raises(ValueError, match="`places` must be finite"):
         spatial_order(torch.tensor([[0.0], [float("nan")]]))
+
+
+def law_of_duels(probs, places, is_local=True):
+    """P(subset) of the second method of Grafström, Lundström and Schelin, by all duels that can come: no chance."""
+
+    @cache
+    def law(state):
+        items = [i for i, p in enumerate(state) if 0 < p < 1]
+        if not items:
+            return {state: Fraction(1)}
+        total = {}
+        for i in items:
+            others = [j for j in items if j != i]
+            near = min(abs(places[i] - places[j]) for j in others)
+            met = [j for j in others if not is_local or abs(places[i] - places[j]) == near]
+            for j in met:
+                s = state[i] + state[j]
+                ends = ((s, 0, state[i] / s), (0, s, state[j] / s))
+                if s > 1:
+                    ends = ((1, s - 1, (1 - state[j]) / (2 - s)), (s - 1, 1, (1 - state[i]) / (2 - s)))
+                for a, b, chance in ends:
+                    after = tuple(a if m == i else b if m == j else p for m, p in enumerate(state))
+                    for subset, q in law(after).items():
+                        total[subset] = total.get(subset, 0) + q * chance / len(items) / len(met)
+        return total
+
+    return law(probs)
+
+
+def test_local_pivotal_samples_have_the_law_of_the_paper():
+    """Every subset within 4.5 standard errors of its probability by enumeration; the law of random duels is not."""
+    probs = tuple(Fraction(p, 10) for p in (3, 5, 2, 6, 7, 3, 4))
+    places = (0, 1, 3, 4, 6, 9, 10)
+    exact = law_of_duels(probs, places)
+    assert sum(exact.values()) == 1
+    assert [sum(q * x[i] for x, q in exact.items()) for i in range(7)] == list(probs)
+    draws = 40_000
+    design = LocalPivotal(
+        torch.tensor([float(p) for p in probs], dtype=torch.float64), places=torch.tensor(places).double()[:, None]
+    )
+    seen = Counter(tuple(x) for x in design.sample((draws,), generator=generator()).long().tolist())
+
+    def worst(law):
+        assert sum(law.values()) == 1
+        errors = {x: math.sqrt(float(q) * (1 - float(q)) / draws) for x, q in law.items()}
+        return max(abs(seen[x] / draws - float(q)) / errors[x] for x, q in law.items())
+
+    assert set(seen) <= set(exact)
+    assert worst(exact) < 4.5
+    assert worst(law_of_duels(probs, places, is_local=False)) > 20

@@ -201,3 +201,17 @@ def test_the_seed_decides_and_designs_differ():
     assert first == again != other
     spread = khot.sample_rows(range(100), 10, design=Systematic, seed=1).indices
     assert np.diff(spread).tolist() == [10] * 9
+
+
+def test_tables_of_pyarrow_and_no_items():
+    """A name of a column was compared with the columns themselves; no items were an error of torch."""
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"size": SIZE, "half": ["a"] * 6 + ["b"] * 7})
+    rows = khot.sample_rows(table, 4, weights="size", strata="half", seed=0)
+    frame = pd.DataFrame({"size": SIZE, "half": ["a"] * 6 + ["b"] * 7})
+    assert rows.indices.tolist() == khot.sample_rows(frame, 4, weights="size", strata="half", seed=0).indices.tolist()
+    with pytest.raises(ValueError, match=r"one of the columns \['size', 'half'\]"):
+        khot.sample_rows(table, 4, weights="wrong")
+    assert khot.inclusion_probs(torch.empty(2, 0), 0).shape == (2, 0)
+    with pytest.raises(ValueError, match="0 ≤ k ≤ 0"):
+        khot.inclusion_probs(torch.empty(0), 1)

@@ -234,3 +234,35 @@ def test_intervals_of_a_small_survey_cover():
     assert 0.93 < covered < 0.97
     naive = survey.total(y[index], 1 / p[index], variance=lambda v, q: survey.hajek(v, q) / 2).interval()
     assert ((naive[0] <= y.sum()) & (y.sum() <= naive[1])).double().mean() < 0.9
+
+
+@pytest.mark.parametrize("variance", [survey.hajek, survey.deville, survey.successive_differences])
+@pytest.mark.parametrize(
+    ("values", "probs"),
+    [
+        (None, torch.ones(3)),
+        ([1.0, 2.0], torch.ones(2)),
+        (torch.ones(2), torch.ones(3)),
+        (torch.tensor(1.0), torch.ones(1)),
+        (torch.ones(3), torch.tensor([0.0, 0.5, 0.5])),
+        (torch.ones(3), torch.tensor([-1.0, 0.5, 0.5])),
+        (torch.ones(3), torch.tensor([2.0, 0.5, 0.5])),
+        (torch.ones(3), torch.tensor([float("nan"), 0.5, 0.5])),
+    ],
+)
+def test_variances_refuse_what_is_no_sample(variance, values, probs):
+    """Probabilities of −1, 0 and 2 gave a number, and lists an error about shapes."""
+    with pytest.raises((TypeError, ValueError), match=r"`values`|`probs`"):
+        variance(values, probs)
+
+
+def test_numbers_that_are_none():
+    with pytest.raises(TypeError, match="arrays of real numbers; got str"):
+        survey.total("abc", [2.0])
+    for make in (khot.data.DesignSampler, khot.data.DesignBatchSampler):
+        more = {} if make is khot.data.DesignSampler else {"num_batches": 1}
+        for sizes in ("abc", ["a", "b"], torch.ones(3).cfloat()):
+            with pytest.raises(TypeError, match="`sizes` must be real numbers"):
+                make(sizes, 1, **more)
+    with pytest.raises(TypeError, match="`sizes` must be real numbers"):
+        khot.data.Reservoir(2).update(range(2), torch.ones(2).cfloat())

@@ -10,32 +10,41 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 RARE = 35.0  # a chance of e^−RARE may be lost
+FEW = 64  # events, whose count varies too little for a short series
 SLACK = 4.0  # bounds of spectra are not reached
 SIGNS = 1, 1, -1, -1  # of Chebyshev's polynomials 0, 1, …, in recursions that add
 
 
-def chance_of_others(above: Tensor, below: Tensor, k: Tensor, weight: Tensor | None = None) -> Tensor:
+def chance_of_others(
+    above: Tensor, below: Tensor, k: Tensor, weight: Tensor | None = None, rare: float = RARE
+) -> Tensor:
     """Return P(k − 1 of the others are above) for each i, given the chances of each, (n, m); k is (m).
 
     With a weight (n, m), each event counts so often; the variance of the count must then be large (`terms_of`).
     """
-    p, q = above.detach(), below.detach()
-    often = torch.ones_like(p) if weight is None else weight.detach()
-    n = round(float(often.sum(0).max()))
-    off, variance = ((p * often).sum(0) - k).abs(), (p * q * often).sum(0)
-    reach = RARE / 3 + ((RARE / 3) ** 2 + 2 * RARE * variance).sqrt()  # Bernstein's, then Newton towards Bennett's
-    for _ in range(2):
-        reach = (RARE + reach) / (reach / variance).log1p() - variance
-    # Modulo this, a count of variance v meets k − 1 by chance with at most e^−RARE.
-    modulus = (off + reach + 3).nan_to_num(3.0).clamp(max=n).ceil()
+    n = len(above) if weight is None else round(float(weight.detach().sum(0).max()))
     is_many = 2 * k > n + 1  # then those below are fewer, n − k
     place = torch.where(is_many, n - k, k - 1)
-    terms = terms_of(float(variance.min()), n)
+    up, down = (above, below) if not bool(is_many.any()) else _swapped(above, below, is_many)
+    if weight is None and n <= FEW:
+        return by_products(up, down, place, int(place.max()) + 1)
+    p, q = above.detach(), below.detach()
+    mean, variance = ((t if weight is None else t * weight.detach()).sum(0) for t in (p, p * q))
+    off = (mean - k).abs()
+    reach = rare / 3 + ((rare / 3) ** 2 + 2 * rare * variance).sqrt()  # Bernstein's, then Newton towards Bennett's
+    for _ in range(2):
+        reach = (rare + reach) / (reach / variance).log1p() - variance
+    # Modulo this, a count of variance v meets k − 1 by chance with at most e^−rare.
+    modulus = (off + reach + 3).nan_to_num(3.0).clamp(max=n).ceil()
+    terms = terms_of(float(variance.min()), n, rare)
     length = int(min(place.max() + 1, modulus.max() + 1))
     if terms < length or weight is not None:
-        return by_spectrum(above, below, k, variance, modulus, terms, weight)
-    up, down = torch.where(is_many, below, above), torch.where(is_many, above, below)
+        return by_spectrum(above, below, k, variance, modulus, terms, weight, rare)
     return by_products(up, down, place, length)
+
+
+def _swapped(above: Tensor, below: Tensor, is_many: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.where(is_many, below, above), torch.where(is_many, above, below)
 
 
 def by_products(up: Tensor, down: Tensor, place: Tensor, length: int) -> Tensor:
@@ -53,8 +62,8 @@ def by_products(up: Tensor, down: Tensor, place: Tensor, length: int) -> Tensor:
         if len(pairs) == 1:
             break
         size = p.shape[1]
-        product = p.new_zeros(len(pairs), 2 * size - 1, p.shape[-1])
-        for i in range(size):
+        product = pad(pairs[:, 0, :1] * pairs[:, 1], (0, 0, 0, size - 1))
+        for i in range(1, size):
             product[:, i : i + size].addcmul_(pairs[:, 0, i, None], pairs[:, 1])
         p = product[:, :length]
         if not is_cut and 2 * size - 1 > length:
@@ -72,17 +81,18 @@ def by_products(up: Tensor, down: Tensor, place: Tensor, length: int) -> Tensor:
         more = 2 * size - 1 - wanted.shape[1]
         if more > 0:
             wanted = pad(wanted, (0, 0, 0, more)) if is_cut else torch.cat((wanted, wanted[:, :more]), 1)
-        result, others = torch.zeros_like(pairs[:, :, :keep]), pairs.flip(1)
-        for j in range(size):
+        others = pairs.flip(1)
+        result = wanted[: len(pairs), None, :keep] * others[:, :, :1]
+        for j in range(1, size):
             result.addcmul_(wanted[: len(pairs), None, j : j + keep], others[:, :, j, None])
         wanted = result.flatten(0, 1)
     return wanted[:n, 0]
 
 
-def terms_of(variance: float, n: int) -> float:
+def terms_of(variance: float, n: int, rare: float = RARE) -> float:
     """Return how many terms of a series in tan(ω/4) it takes where e^(−v (1 − cos ω)) counts; inf if it does at π."""
     omega = torch.linspace(0, math.pi, 200)[1:-1]
-    fall = RARE - SLACK - variance * (1 - omega.cos())
+    fall = rare - SLACK - variance * (1 - omega.cos())
     terms = torch.where(fall > 0, (fall + math.log(n)) / -(omega / 4).tan().log(), 0.0)
     return math.ceil(float(terms.max())) + 1 if fall[-1] < 0 else math.inf
 
@@ -95,6 +105,7 @@ def by_spectrum(
     modulus: Tensor,
     terms: float,
     weight: Tensor | None = None,
+    rare: float = RARE,
 ) -> Tensor:
     """Return P(k − 1 of the others are above) for each i, (n, m), where the variance of the count is large.
 
@@ -107,7 +118,7 @@ def by_spectrum(
     n = len(x) if weight is None else weight.sum(0)
     half = (modulus / 2).ceil()
     length = 2 * half + 1
-    highest = torch.minimum(half, (length * (1 - RARE / variance).clamp(min=-1.0).acos() / (2 * math.pi)).ceil() + 1)
+    highest = torch.minimum(half, (length * (1 - rare / variance).clamp(min=-1.0).acos() / (2 * math.pi)).ceil() + 1)
     t = torch.arange(int(highest.max()) + 1, dtype=x.dtype, device=x.device)[:, None]
     omega = 2 * math.pi * torch.minimum(t, half) / length  # (T, m)
     share = torch.where(t == 0, 1.0, torch.where(t <= half, 2.0, 0.0)) / length

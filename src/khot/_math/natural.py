@@ -4,6 +4,7 @@ The caller passes `margins(θ, k)`, which returns the z = θ + λ with Σσ(z) =
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -11,13 +12,16 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, pad
 
 from . import subsets
+from .counts import by_products
 from .noise import Uniform
 
 Margins = Callable[[Tensor, Tensor], Tensor]  # (scores (…, n), k (…)) → z (…, n)
-STEPS, INNER_STEPS, TRIES = 100, 60, 8
+STEPS, INNER_STEPS, TRIES, KEPT = 100, 60, 8, 4
 TOLERANCE, NEARLY_CERTAIN = 1e-13, 1e-12
 STEEP = 300.0  # e^z is not summed beyond
 AT_ONCE = 1 << 22  # numbers at a time along the tree
+OFF = 0.25  # by how much the mean of the count may miss k before θ is tilted again
+FEW = 128  # items, to multiply polynomials of
 ROWS_AT_ONCE = 1 << 15  # numbers, in whole rows, to solve for at a time
 DIRECT = 16  # up to this length, distributions are convolved term by term; beyond, by FFT
 
@@ -64,8 +68,9 @@ def solve(p: Tensor, k: Tensor, margins: Margins) -> Tensor:
     """Return θ such that the marginals are p, with Σσ(θ) = k; ±inf where p is 0 or 1.
 
     The odds of item i are e^θ times P(others: k − 1)/P(others: k). A step adds to θ what the logits of the marginals
-    lack, which shrinks the error by about 1/Σp(1 − p). Where it shrinks by less than 4, the step is Newton's for those
-    logits, which are nearly linear in θ however close to 0 or 1 the marginals are.
+    lack, which shrinks the error by about 1/Σp(1 − p), and more with what the last steps have shown (Anderson mixing).
+    Where it shrinks by less than 4, the step is Newton's for those logits, which are nearly linear in θ however close
+    to 0 or 1 the marginals are.
     """
     n = p.shape[-1]
     width = max(ROWS_AT_ONCE // n, 1)
@@ -82,12 +87,16 @@ def solve_parts(p: Tensor, k: Tensor, tilted: Margins, n: int, whole: subsets.Wh
     goal = torch.logit(p)
     theta, left = goal.clone(), torch.arange(len(p), device=p.device)
     last, is_newton = torch.full_like(k, torch.inf), torch.zeros_like(k, dtype=torch.bool)
+    past: list[tuple[Tensor, Tensor]] = []
     for _ in range(STEPS):
-        z = tilted(theta[left], k[left])
-        at = subsets.counts(z, k[left], n, whole)
-        less, same = subsets.without(at)
+        z, size = theta[left], k[left]
+        if not past or bool(((whole.add(z.sigmoid().sum(-1)) - size).abs() > OFF).any()):
+            z = tilted(z, size)
+        others = whole is subsets.HERE and n <= FEW
+        at = None if others else subsets.counts(z, size, n, whole)
+        less, same = _others(z, size) if at is None else subsets.without(at)
         lack = torch.where(goal[left].isfinite(), goal[left] - z - (less / same).log(), 0.0)
-        spread = subsets.spread(at, less, same)
+        spread = z.sigmoid() * less * torch.sigmoid(-z) * same
         pulled, mass = (whole.add(t.sum(-1, keepdim=True)) for t in (spread * lack, spread))
         lack = lack - pulled / mass.clamp(min=1e-300)
         error = whole.largest(lack.abs().amax(-1))
@@ -97,13 +106,49 @@ def solve_parts(p: Tensor, k: Tensor, tilted: Margins, n: int, whole: subsets.Wh
         theta[left] = torch.where(goal[left].isfinite() & is_near[:, None], z + lack, theta[left])
         if len(goes_on) == 0:
             break
-        at, is_newton = subsets.Counts(*(t[goes_on] for t in at)), (error > last / 4)[goes_on]
+        is_newton = (error > last / 4)[goes_on]
         left, last, z, lack, spread = (t[goes_on] for t in (left, error, z, lack, spread))
+        past = [(z, lack), *((a[goes_on], b[goes_on]) for a, b in past[:KEPT])]
+        from_here, step = _mixed(past, whole)
         if is_newton.any():
-            hard = subsets.Counts(*(t[is_newton] for t in at))
-            lack[is_newton] = covariance_solve(hard, (spread * lack)[is_newton], whole)
-        theta[left] = torch.where(goal[left].isfinite(), z + lack, goal[left])
+            hard = goes_on[is_newton]
+            counts = subsets.counts(z[is_newton], size[hard]) if at is None else subsets.Counts(*(t[hard] for t in at))
+            step[is_newton] = covariance_solve(counts, (spread * lack)[is_newton], whole)
+            from_here[is_newton] = z[is_newton]
+        theta[left] = torch.where(goal[left].isfinite(), from_here + step, goal[left])
     return torch.where(goal.isfinite(), tilted(theta, k), goal)
+
+
+def _others(z: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Return P(others: k − 1) and P(others: k) for each of few items, relative to P(all: k); (rows, n)."""
+    up, down = z.mT.sigmoid(), z.mT.neg().sigmoid()
+    less, same = (by_products(up, down, place, int(place.max()) + 1) for place in (k - 1, k))
+    total = up[0] * less[0] + down[0] * same[0]
+    return (less / total).mT, (same / total).mT
+
+
+def _mixed(past: list[tuple[Tensor, Tensor]], whole: subsets.Whole) -> tuple[Tensor, Tensor]:
+    """Return where to step from, and how far, from the last places and their steps (rows, m), the newest first.
+
+    The place is a mean of the last ones whose steps, by the same mean, are the shortest.
+    """
+    z, step = past[0]
+    used: list[tuple[Tensor, Tensor]] = []
+    for (a, f), (b, g) in pairwise(past):
+        moved, change = a - b, f - g
+        for other_moved, other in used:
+            share = _share(change, other, whole)
+            moved, change = moved - share * other_moved, change - share * other
+        used.append((moved, change))
+        share = _share(step, change, whole)
+        z, step = z - share * moved, step - share * change
+    return z, step
+
+
+def _share(a: Tensor, b: Tensor, whole: subsets.Whole) -> Tensor:
+    """Return how much of b is in a; 0 if there is no b; (rows, 1)."""
+    size = whole.add((b * b).sum(-1, keepdim=True))
+    return torch.where(size > 0, whole.add((a * b).sum(-1, keepdim=True)) / size.clamp(min=1e-300), 0.0)
 
 
 def covariance_solve(counts: subsets.Counts, r: Tensor, whole: subsets.Whole = subsets.HERE) -> Tensor:

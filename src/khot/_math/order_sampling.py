@@ -12,7 +12,6 @@ that #(+inf) ≤ k ≤ #(> −inf). How many nodes the sums take is read on the 
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import combinations
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, pad
 from torch.utils.checkpoint import checkpoint
 
+from . import drawn_sets
 from .counts import RARE, SIGNS, chance_of_others, terms_of
 from .noise import Uniform, gumbel_quantile, inside
 
@@ -29,9 +29,9 @@ FAR = 36.0  # e^−FAR of the mass may be lost, at each of: the window's ends, t
 # The trapezoid rule errs by e^(−2π a/step) on what is bounded for |Im y| ≤ a. The Gumbel cdf e^(−e^−y) is for a = π/2,
 # and products of logistic ones tend to it.
 STEP = math.pi**2 / FAR
+RARE_SINGLE = 24.0  # as RARE, for results that are rounded to single precision
 NODES, MOST_NODES = 128, 1 << 15
-MOST_LISTED = 1 << 12  # sets, of items drawn so far
-AT_ONCE = 1 << 18  # nodes times items of rows that are summed together
+AT_ONCE = 1 << 17  # nodes times items of rows that are summed together
 MANY = 300  # items
 POLYNOMIALS = 1 << 22  # items times polynomials that are held
 CLOSE = 0.03  # how exactly the ends of a window are found
@@ -78,9 +78,9 @@ def _logistic_quantile(u: Tensor) -> Tensor:
 
 
 def _gumbel_parts(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    u = _clock(z)
+    u = z.clamp(min=-80.0).neg_().exp_()
     below = torch.exp(-u)
-    return -torch.expm1(-u), below, u * below
+    return torch.expm1(-u).neg(), below, u * below
 
 
 def _logistic_parts(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -111,6 +111,27 @@ def log_prob(noise: Noise, scores: Tensor, k: Tensor, subset: Tensor) -> Tensor:
     is_random = possible & inside.any(-1) & outside.any(-1)
     inside, outside = inside & is_random.unsqueeze(-1), outside & is_random.unsqueeze(-1)
     scores = torch.where(inside | outside, scores, 0.0)  # a row that is not random goes along as zeros
+    n, most = scores.shape[-1], int(inside.sum(-1).max()) if inside.numel() else 0
+    is_few = noise is GUMBEL and 0 < most <= drawn_sets.MOST_DRAWN
+    law = partial(_log_few, most) if is_few else partial(_log_integral, noise)
+    rows = max((CHUNK >> most if is_few else CHUNK // max(n, 1)), 1)
+    given = (t.expand_as(scores).reshape(-1, n).split(rows) for t in (scores, inside, outside))
+    parts = [made_anew(law, 1 + (is_random.numel() > rows), *part) for part in zip(*given, strict=True)]
+    result = torch.cat(parts).view(is_random.shape).clamp(max=0.0)
+    return torch.where(is_random, result, torch.where(possible, 0.0, -torch.inf))
+
+
+def _log_few(most: int, scores: Tensor, inside: Tensor, outside: Tensor) -> Tensor:
+    """Compute `log_prob` of Gumbel noise for rows (r, n) of which at most so many are inside."""
+    items = inside.byte().argsort(dim=-1, descending=True, stable=True)[:, :most]
+    scores = scores - scores.detach().amax(-1, keepdim=True)
+    rest = torch.where(outside, scores, drawn_sets.NOTHING).logsumexp(-1)
+    return drawn_sets.log_prob(scores.gather(-1, items).mT, inside.gather(-1, items).mT, rest)
+
+
+def _log_integral(noise: Noise, scores: Tensor, inside: Tensor, outside: Tensor) -> Tensor:
+    """Compute `log_prob` for rows (r, n)."""
+    is_random = inside.any(-1)
 
     def log_integrand(s: Tensor, y: Tensor, is_bound: bool = False) -> Tensor:
         """Return it at y (…, m); or a concave bound at most log k below, with the largest hazard for the sum of all."""
@@ -123,17 +144,17 @@ def log_prob(noise: Noise, scores: Tensor, k: Tensor, subset: Tensor) -> Tensor:
 
     with torch.no_grad():
         log_bound = partial(log_integrand, is_bound=True)
-        peak, left, right = _peak_and_window(log_bound, scores, FAR + k.to(scores.dtype).clamp(min=1.0).log())
+        size = inside.sum(-1).to(scores.dtype)
+        peak, left, right = _peak_and_window(log_bound, scores, FAR + size.clamp(min=1.0).log())
         width = torch.where(is_random, left + right, 1.0)
-        nodes = min(max(NODES, math.ceil(float(width.max()) / STEP)), MOST_NODES) if width.numel() else NODES
+        nodes = min(max(NODES, math.ceil(float(width.max()) / STEP)), MOST_NODES) if len(width) else NODES
         spacing = width / nodes
     s = scores - peak.unsqueeze(-1)  # near the peak this is exact
     parts, chunks = [], _chunks(nodes + 1, s)
     for node in chunks:
         y = spacing.unsqueeze(-1) * node - left.unsqueeze(-1)
         parts.append(made_anew(log_integrand, len(chunks), s, y).logsumexp(-1))
-    integral = (torch.stack(parts, -1).logsumexp(-1) + spacing.log()).clamp(max=0.0)
-    return torch.where(is_random, integral, torch.where(possible, 0.0, -torch.inf))
+    return torch.stack(parts, -1).logsumexp(-1) + spacing.log()
 
 
 def made_anew(fn: Callable[..., Any], chunks: int, *arguments: Tensor) -> Any:
@@ -173,8 +194,10 @@ def _peak_and_window(
     return peak, far[..., 0].exp(), far[..., 1].exp()
 
 
-def inclusion(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
-    """Return P(i is in the sample) for each i, accurate to 1e-12, differentiable; scores (…, n), k (…) → (…, n).
+def inclusion(noise: Noise, scores: Tensor, k: Tensor, rare: float = RARE) -> Tensor:
+    """Return P(i is in the sample) for each i, differentiable; scores (…, n), k (…) → (…, n).
+
+    Accurate to 1e-12, or to some e^−rare if that is larger.
 
     π_i = ∫ (1 − F(y − s_i)) g_i(y) dy, where g_i is the density of the k-th largest score among the others.
     """
@@ -187,67 +210,45 @@ def inclusion(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
     if scores.numel() and bool(rows.any()):
         random, size = torch.where(is_random, scores, -torch.inf)[rows], k[rows].to(scores.dtype)
         most = int(size.max())
-        is_short = noise is GUMBEL and _is_short(scores.shape[-1], most)
+        is_short = noise is GUMBEL and drawn_sets.is_short(scores.shape[-1], most)
         law = _listed if is_short else _integrated
-        result[rows] += law(noise, random, size)
+        result[rows] += law(noise, random, size, rare)
     return result
 
 
-def _is_short(n: int, k: int) -> bool:
-    """Tell whether few enough sets can be drawn on the way to k items; the weights of 12 do not underflow."""
-    return k <= 12 and sum(math.comb(n, size) for size in range(k)) <= MOST_LISTED
+def _listed(noise: Noise, scores: Tensor, k: Tensor, rare: float = RARE) -> Tensor:
+    """Compute `inclusion` of Gumbel noise by all sets of fewer than k items: the next item is drawn ∝ e^score."""
+    s, order = _close_gaps(scores, k, rare)
+    return torch.empty_like(s).scatter_(-1, order, drawn_sets.inclusion(s, k).clamp(0.0, 1.0))
 
 
-def _listed(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
-    """Compute `_inclusion` of Gumbel noise by all sets of fewer than k items: the next item is drawn ∝ e^score."""
-    s, order = _close_gaps(scores, k)
-    n, levels = s.shape[-1], []
-    place: dict[tuple[int, ...], int] = {}
-    for count in range(int(k.max())):  # the sets of each size: their items, what they come from, what is not in them
-        sets = list(combinations(range(n), count))
-        before = torch.tensor([[place[t[:i] + t[i + 1 :]] for i in range(count)] for t in sets], dtype=torch.int64)
-        items = torch.tensor(sets, dtype=torch.int64).view(len(sets), count)
-        outside = torch.ones(len(sets), n, dtype=s.dtype).scatter_(1, items, 0.0)
-        levels.append([t.to(s.device) for t in (items, before.view(len(sets), count), outside)])
-        place = {t: i for i, t in enumerate(sets)}
-    parts = []
-    width = max(CHUNK // max(len(outside) for *_, outside in levels), 1)
-    for w, size in zip((s - s[:, :1]).exp().split(width), k.unsqueeze(-1).split(width), strict=True):
-        total, ratio = torch.zeros_like(w), torch.ones_like(w[:, :1])
-        for count, (items, origin, outside) in enumerate(levels):
-            chance = (w[:, items] * ratio[:, origin]).sum(-1) if count else ratio  # (rows, sets)
-            ratio = chance / (w @ outside.mT)
-            total = total + torch.where(count < size, w * (ratio @ outside), 0.0)
-        parts.append(total)
-    return torch.empty_like(s).scatter_(-1, order, torch.cat(parts).clamp(0.0, 1.0))
-
-
-def _integrated(noise: Noise, scores: Tensor, k: Tensor) -> Tensor:
+def _integrated(noise: Noise, scores: Tensor, k: Tensor, rare: float = RARE) -> Tensor:
     """Compute `inclusion` for (r, n) rows of which more than k ≥ 1 are random; the others are −inf.
 
     With g_i(y) = P(k − 1 of the others are above y), h = Σ f_i g_i is the density of the k-th largest score, and
     π_i = ∫ P(i is above y) (f_i g_i + h) dy.
     """
-    s, order = _close_gaps(scores, k)
-    parts = [_in_rows(noise, *part) for part in _split(s, k)]
+    s, order = _close_gaps(scores, k, rare)
+    rare = RARE if _is_smooth(s) else rare  # few scores are fast enough
+    parts = [_in_rows(noise, *part, rare) for part in _split(s, k, rare)]
     return torch.empty_like(s).scatter_(-1, order, torch.cat(parts).clamp(0.0, 1.0))
 
 
-def _split(s: Tensor, k: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def _split(s: Tensor, k: Tensor, rare: float) -> Iterator[tuple[Tensor, Tensor]]:
     """Split rows, so that the polynomials of many items fit."""
-    count = max(POLYNOMIALS // (s.shape[-1] * max(_degree(s), 1)), 1) if _is_smooth(s) else len(s)
+    count = max(POLYNOMIALS // (s.shape[-1] * max(_degree(s, rare), 1)), 1) if _is_smooth(s, rare) else len(s)
     return zip(s.split(count), k.split(count), strict=True)
 
 
-def _in_rows(noise: Noise, s: Tensor, k: Tensor) -> Tensor:
+def _in_rows(noise: Noise, s: Tensor, k: Tensor, rare: float) -> Tensor:
     """Take the integrals; those of many items at few scores, if the count varies enough for that.
 
-    A sum over items of a smooth function of s, and π itself, are polynomials in s but for e^−RARE. So few scores with
+    A sum over items of a smooth function of s, and π itself, are polynomials in s but for e^−rare. So few scores with
     weights stand for all, and the items get what the polynomial through π at these scores says.
     """
-    if not _is_smooth(s):
-        return _by_nodes(noise, s, None, k)
-    size = _degree(s)
+    if not _is_smooth(s, rare):
+        return _by_nodes(noise, s, None, k, rare)
+    size = _degree(s, rare)
     middle, half = (s.amax(-1, keepdim=True) + s.amin(-1, keepdim=True)).detach() / 2, _half_width(s) * 1.001
     x = (s - middle) / half
     basis = [torch.ones_like(x), x]
@@ -261,11 +262,11 @@ def _in_rows(noise: Noise, s: Tensor, k: Tensor) -> Tensor:
     turn[0] /= 2
     few, weight = middle + half * angle.cos(), polynomials.sum(-1) @ turn
     with torch.no_grad():
-        *_, variance = _nodes(noise, few, weight, k)
-        is_fit = bool(terms_of(float(variance), s.shape[-1]) < size)
+        *_, variance = _nodes(noise, few, weight, k, rare)
+        is_fit = bool(terms_of(float(variance), s.shape[-1], rare) < size)
     if not is_fit:
-        return _by_nodes(noise, s, None, k)
-    at_few = _by_nodes(noise, few.expand_as(weight), weight, k)
+        return _by_nodes(noise, s, None, k, rare)
+    at_few = _by_nodes(noise, few.expand_as(weight), weight, k, rare)
     return ((at_few @ turn.mT).unsqueeze(-2) @ polynomials).squeeze(-2)
 
 
@@ -273,20 +274,20 @@ def _half_width(s: Tensor) -> float:
     return float((s.amax(-1) - s.amin(-1)).detach().max()) / 2 + 1.0
 
 
-def _degree(s: Tensor) -> int:
+def _degree(s: Tensor, rare: float = RARE) -> int:
     """Return how many polynomials stand for what is bounded for |Im s| ≤ π/2."""
-    return math.ceil(RARE / math.asinh(math.pi / 2 / _half_width(s))) + 8
+    return math.ceil(rare / math.asinh(math.pi / 2 / _half_width(s))) + 8
 
 
-def _is_smooth(s: Tensor) -> bool:
+def _is_smooth(s: Tensor, rare: float = RARE) -> bool:
     """Tell whether a row has many more items than polynomials that they need."""
-    return s.shape[-1] > MANY and bool(s.isfinite().all()) and 4 * _degree(s) < s.shape[-1]
+    return s.shape[-1] > MANY and bool(s.isfinite().all()) and 4 * _degree(s, rare) < s.shape[-1]
 
 
-def _by_nodes(noise: Noise, s: Tensor, weight: Tensor | None, k: Tensor) -> Tensor:
+def _by_nodes(noise: Noise, s: Tensor, weight: Tensor | None, k: Tensor, rare: float) -> Tensor:
     """Sum over nodes; each score may count several times. Rows with about as many nodes are taken together."""
     with torch.no_grad():
-        low, high, counts, _ = _nodes(noise, s, weight, k)
+        low, high, counts, _ = _nodes(noise, s, weight, k, rare)
         counted = counts.argsort(descending=True)
     parts: list[Tensor] = []
     while (start := sum(map(len, parts))) < len(s):
@@ -295,27 +296,31 @@ def _by_nodes(noise: Noise, s: Tensor, weight: Tensor | None, k: Tensor) -> Tens
         place = torch.linspace(0, 1, count, dtype=s.dtype, device=s.device)
         y = torch.lerp(low[rows, None], high[rows, None], place)
         given = y, s[rows], k[rows], *(() if weight is None else (weight[rows],))
-        parts.append(made_anew(partial(_summed, noise), 1 + (len(rows) < len(s)), *given))
+        parts.append(made_anew(partial(_summed, noise, rare), 1 + (len(rows) < len(s)), *given))
     return torch.cat(parts)[counted.argsort()]
 
 
-def _summed(noise: Noise, y: Tensor, s: Tensor, k: Tensor, weight: Tensor | None = None) -> Tensor:
+def _summed(noise: Noise, rare: float, y: Tensor, s: Tensor, k: Tensor, weight: Tensor | None = None) -> Tensor:
     """Take the integral for each i at the nodes y (r, m); (r, n)."""
     count = y.shape[-1]
     z = (y - s.mT.unsqueeze(-1)).flatten(1)  # (n, r m): long rows for each item
     above, below, f = noise.parts(z)
     weight = None if weight is None else weight.mT.repeat_interleave(count, 1)
-    both = f * chance_of_others(above, below, k.repeat_interleave(count), weight)
+    both = f * chance_of_others(above, below, k.repeat_interleave(count), weight, rare)
     kth = (both if weight is None else both * weight).sum(0)
     total = (above * (both + kth)).view(len(z), *y.shape).sum(-1)
     # The mass is 1/spacing, but for roundings that `total` shares.
     return (total / kth.view(y.shape).sum(-1)).mT
 
 
-def _nodes(noise: Noise, s: Tensor, weight: Tensor | None, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _nodes(
+    noise: Noise, s: Tensor, weight: Tensor | None, k: Tensor, rare: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return from where to where nodes stand for each row, and how many, all (r); and the least variance of a count."""
     each = torch.ones_like(k).unsqueeze(-1).expand_as(s) if weight is None else weight
-    low, high = _window(noise, s, each, k)
+    if weight is None and s.shape[-1] <= MANY:  # bounds need few digits
+        s, each, k = s.float(), each.float(), k.float()
+    low, high = _window(noise, s, each, k, rare)
     # The peak is as wide as the inverse root of Fisher's information about y in who is above it. On a bell curve of
     # width w the rule errs by e^(−2 (πw/h)²), and where the density is e^−r, an error e^r times as large will do.
     points = 10 + math.ceil(float((high - low).max()))
@@ -323,13 +328,13 @@ def _nodes(noise: Noise, s: Tensor, weight: Tensor | None, k: Tensor) -> tuple[T
     for i in _chunks(points + 1, s):
         z = (low.unsqueeze(-1) + ((high - low) / points).unsqueeze(-1) * i).unsqueeze(-1) - s.unsqueeze(-2)
         above, below, f = noise.parts(z)
-        information = _over(f.square() / (above * below).clamp(min=1e-300), each)
+        information = _over(f.square() / (above * below).clamp(min=1e-30), each)
         variance, rarity = _over(above * below, each), _rarity(above, below, each, k.unsqueeze(-1))[1]
         bell = 0.6 + 0.3 * variance.square() / (variance.square() + 16)  # a peak of few items is less of a bell
-        need = torch.maximum(need, (information * (RARE - rarity).clamp(min=0.0) / bell.square()).amax(-1))
+        need = torch.maximum(need, (information * (rare - rarity).clamp(min=0.0) / bell.square()).amax(-1))
         least = torch.minimum(least, variance.amin(-1))
-    spacing = (math.pi * (2 / need).sqrt()).clamp(max=math.pi**2 / RARE)
-    return low, high, ((high - low) / spacing).ceil().long() + 1, least.min()
+    spacing = (math.pi * (2 / need).sqrt()).clamp(max=math.pi**2 / rare)
+    return low.double(), high.double(), ((high - low) / spacing).ceil().long() + 1, least.min()
 
 
 def _over(values: Tensor, weight: Tensor) -> Tensor:
@@ -337,23 +342,23 @@ def _over(values: Tensor, weight: Tensor) -> Tensor:
     return (values @ weight.unsqueeze(-1)).squeeze(-1)
 
 
-def _close_gaps(scores: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+def _close_gaps(scores: Tensor, k: Tensor, rare: float = RARE) -> tuple[Tensor, Tensor]:
     """Return the scores in falling order, relative to the k-th, with gaps cut to what noise may cross; and that order.
 
-    Then no window is wider than a few gaps, however far apart the scores are, and no chance changes by e^−RARE.
+    Then no window is wider than a few gaps, however far apart the scores are, and no chance changes by e^−rare.
     """
     s, order = scores.sort(-1, descending=True)
-    gaps = (s[:, :-1] - s[:, 1:]).clamp(max=RARE + 10 + math.log(s.shape[-1])).nan_to_num(0.0)  # NaN: −inf − −inf
+    gaps = (s[:, :-1] - s[:, 1:]).clamp(max=rare + 10 + math.log(s.shape[-1])).nan_to_num(0.0)  # NaN: −inf − −inf
     depth = pad(gaps.cumsum(-1), (1, 0))
     closed = depth.gather(-1, k.long().unsqueeze(-1) - 1) - depth
     return torch.where(s.isfinite(), closed, s), order
 
 
-def _window(noise: Noise, s: Tensor, weight: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Return where the k-th largest of each row (r, n) lies but for a chance of e^−RARE: from y to y, both (r)."""
+def _window(noise: Noise, s: Tensor, weight: Tensor, k: Tensor, rare: float) -> tuple[Tensor, Tensor]:
+    """Return where the k-th largest of each row (r, n) lies but for a chance of e^−rare: from y to y, both (r)."""
     reach = (
         torch.where(s.isfinite(), s.abs(), 0.0).amax(-1, keepdim=True)
-        + RARE
+        + rare
         + math.log(float(weight.sum(-1).max()))
         + 5
     )
@@ -363,7 +368,7 @@ def _window(noise: Noise, s: Tensor, weight: Tensor, k: Tensor) -> tuple[Tensor,
         y = (outer + inner) / 2
         above, below, _ = noise.parts(y.unsqueeze(-1) - s.unsqueeze(-2))
         excess, rarity = _rarity(above, below, weight, k.unsqueeze(-1))
-        is_far = (rarity > RARE) & (excess * sides < 0)
+        is_far = (rarity > rare) & (excess * sides < 0)
         outer, inner = torch.where(is_far, y, outer), torch.where(is_far, inner, y)
     low, high = outer.unbind(-1)
     return low, high

@@ -11,6 +11,19 @@ from .. import _check
 from ..designs import Pivotal, inclusion_probs
 
 
+def numbers(name: str, value: Any) -> Tensor:
+    """Return real numbers as a tensor: what is one as it is, all else in float64."""
+    try:
+        if isinstance(value, Tensor):
+            if value.is_complex():
+                raise TypeError
+            return value
+        return torch.from_numpy(np.asarray(value, dtype=np.float64).copy())
+    except (TypeError, ValueError):
+        got = str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"`{name}` must be real numbers; got {got}.") from None
+
+
 class Reservoir:
     """Keep k items of a stream, one pass, O(k) memory; at any time item i is in it with exactly the probability π_i.
 
@@ -49,7 +62,7 @@ class Reservoir:
     def update(self, items: Sequence[Any], sizes: Any) -> None:
         """Let a part of the stream pass: items, and their sizes ≥ 0. Parts of about k items take the least time."""
         _check.instance("items", items, Sized)
-        new = sizes if isinstance(sizes, Tensor) else torch.from_numpy(np.asarray(sizes, dtype=np.float64).copy())
+        new = numbers("sizes", sizes)
         new = new.detach().cpu().to(torch.float64)
         if new.shape != (len(items),):
             raise ValueError(f"`sizes` must be one number for each of {len(items)} items; got {tuple(new.shape)}.")

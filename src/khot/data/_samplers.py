@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, Sampler
 from .. import _check
 from .._math import systematic
 from ..designs import MakesDesign, Pivotal, inclusion_probs
+from ._reservoir import numbers
 
 
 class _Draws:
@@ -26,7 +27,7 @@ class _Draws:
         num_replicas: int | None,
         rank: int | None,
     ) -> None:
-        size = sizes if isinstance(sizes, Tensor) else torch.from_numpy(np.asarray(sizes, dtype=np.float64))
+        size = numbers("sizes", sizes)
         is_kept = size.dtype in (torch.float32, torch.float64)  # π of half precision would be off by 0.4 %
         size = size.detach() if is_kept else size.to(torch.float64)
         if size.ndim != 1 or not len(size):
@@ -49,6 +50,7 @@ class _Draws:
         self._law = None if design is None else design(probs, k, validate_args=False)
         self.probs: Tensor = probs if self._law is None else self._law.mean.detach()
         self.epoch, self._handed, self._resumed, self._has_begun = 0, 0, 0, False
+        self._sums: tuple[float, float] | None = None
 
     @property
     def weights(self) -> Tensor:
@@ -61,7 +63,7 @@ class _Draws:
         if self._has_begun or epoch != self.epoch:
             self.epoch, self._handed, self._resumed, self._has_begun = epoch, 0, 0, False
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """Return where the sampler is; the same on all replicas that have handed out as many items."""
         is_done = self._handed == self._of_epoch()
         return {
@@ -69,15 +71,31 @@ class _Draws:
             "epoch": self.epoch + is_done,
             "handed": 0 if is_done else self._handed,
             "of": self._of_epoch(),
+            **self._identity(),
         }
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on where another sampler was; the number of replicas may differ."""
+    def _identity(self) -> dict[str, Any]:
+        """Return what a state must share with this sampler: k, the number of items, and two sums over them."""
+        if self._sums is None:
+            p = self.probs.to(torch.float64)
+            place = torch.arange(1, len(p) + 1, dtype=torch.float64, device=p.device) / len(p)
+            self._sums = float(p @ place), float(p @ p)
+        return {"k": self.k, "items": len(self.probs), "sums": list(self._sums)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another sampler was, with its seed; the number of replicas may differ, k and sizes may not."""
         _check.instance("state", state, Mapping)
-        if missing := {"seed", "epoch", "handed", "of"} - set(state):
-            raise ValueError(f"The state must hold seed, epoch, handed and of; {sorted(missing)} are missing.")
-        for name in ("seed", "epoch", "handed", "of"):
+        if missing := {"seed", "epoch", "handed", "of", "k", "items", "sums"} - set(state):
+            raise ValueError(f"The state must be one of `state_dict`; {sorted(missing)} are missing.")
+        for name in ("seed", "epoch", "handed", "of", "k", "items"):
             _check.integer(name, state[name])
+        own = self._identity()
+        for name, what in (("k", "samples of k"), ("items", "a number of items")):
+            if state[name] != own[name]:
+                raise ValueError(f"The state must be of {what} = {own[name]}; got {state[name]}.")
+        if not np.allclose(state["sums"], own["sums"], rtol=1e-5):  # roundings differ between machines
+            got = f"Σ π i/n and Σ π² are {_digits(own['sums'])} here, and {_digits(state['sums'])} in the state"
+            raise ValueError(f"The state must be of a sampler with the same sizes; {got}.")
         self._check_rest(state["of"] - state["handed"])
         if state["of"] != self._of_epoch():
             raise ValueError(f"The state must be of epochs of {self._of_epoch()}; got epochs of {state['of']}.")
@@ -108,6 +126,10 @@ class _Draws:
     def _chosen(self, generator: torch.Generator) -> Tensor:
         assert self._law is not None
         return self._law.sample(generator=generator).nonzero()[:, 0]
+
+
+def _digits(sums: Any) -> str:
+    return " and ".join(f"{float(s):.7g}" for s in sums)
 
 
 def _generator(seed: int, *numbers: int) -> torch.Generator:

@@ -15,6 +15,7 @@ from ._parameters import Parameters, can_read, extremes
 
 SUM_TOLERANCE = 0.01  # rebalance `probs` if their sum differs from k by more than this
 MOST_SUBSETS = 100_000  # to enumerate, where there is no other way to an exact answer
+MOST_PAIRS = 1 << 32  # numbers of a matrix
 
 
 class Design(Parameters):
@@ -126,8 +127,19 @@ class Design(Parameters):
 
     def joint_probs(self) -> Tensor:
         """Return the joint inclusion probabilities P(i and j), (*batch, n, n), with P(i) on the diagonal."""
+        self._check_pairs()
         x, log_p = self._enumerated()
         return torch.einsum("s...,s...i,s...j->...ij", log_p.exp(), x, x).to(self.parameter.dtype)
+
+    def _check_pairs(self) -> None:
+        """Raise if a number for each pair of items would not fit into memory."""
+        if (count := self.parameter.numel() * self._event_shape[0]) > MOST_PAIRS:
+            fix = "For variances use `variance_of_sum` or `khot.survey`, which need no such matrix"
+            one = "; `ConditionalPoisson.joint_probs_of` has the pairs of some items."
+            got = f"{tuple(self.parameter.shape)} probabilities have {count * 8 / 1e9:.0f} GB of pairs"
+            raise MemoryError(
+                f"At most {MOST_PAIRS * 8 / 1e9:.0f} GB of pairs of items are computed; {got}. {fix}{one}"
+            )
 
     @property
     def covariance_matrix(self) -> Tensor:

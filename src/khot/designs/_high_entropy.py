@@ -164,6 +164,7 @@ class ConditionalPoisson(Design):
 
     def joint_probs(self) -> Tensor:
         """Return the joint inclusion probabilities, (*batch, n, n), in O(n²)."""
+        self._check_pairs()
         return subsets.joint(_counts(self._theta, self._sizes)).to(self.parameter.dtype)
 
     def joint_probs_of(self, indices: Tensor) -> Tensor:
@@ -241,6 +242,7 @@ class WeightedProduct(Design):
 
     def joint_probs(self) -> Tensor:
         """Return the joint inclusion probabilities, (*batch, n, n), in O(n²)."""
+        self._check_pairs()
         _, theta, c, _ = self._solved()
         return subsets.joint(subsets.counts(theta, self._sizes), c).to(self.parameter.dtype)
 

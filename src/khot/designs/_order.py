@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .. import _check, ops
-from .._math import noise, order_sampling, subsets
+from .._math import counts, noise, order_sampling, subsets
 from ..relaxations import hard_topk
 from ._design import Design
 
@@ -55,9 +55,10 @@ class PlackettLuce(Design):
     def mean(self) -> Tensor:
         """The inclusion probabilities of this law, which are not `probs`; (*batch, n)."""
         theta, k = self._theta, self._sizes
+        rare = counts.RARE if self.parameter.dtype == torch.float64 else order_sampling.RARE_SINGLE
+        solve = partial(order_sampling.inclusion, order_sampling.GUMBEL, theta, k, rare)
         if torch.is_grad_enabled() and (theta.requires_grad or self._is_moving()):
-            return order_sampling.inclusion(order_sampling.GUMBEL, theta, k).to(self.parameter.dtype)
-        solve = partial(order_sampling.inclusion, order_sampling.GUMBEL, theta, k)
+            return solve().to(self.parameter.dtype)
         return self._once("mean", solve).to(self.parameter.dtype)
 
     @property
@@ -96,6 +97,8 @@ class PlackettLuce(Design):
         `Σ_j θ_{r_j} − log Σ_{i not before j} e^{θ_i}`. −1 fills up where a row has fewer.
         """
         _check.instance("ranking", ranking, Tensor)
+        if ranking.is_complex():
+            raise ValueError(f"`ranking` must hold indices, (…, k); got {ranking.dtype}.")
         theta = self._open_theta
         n = theta.shape[-1]
         is_item = (ranking >= 0) & (ranking < n)

@@ -117,6 +117,7 @@ class Pivotal(Design):
         return pivotal.log_prob(self._leaves(), self._ordered(value), self._sizes == self._sizes.round())
 
     def _covariance(self) -> Tensor:
+        self._check_pairs()
         covariance, order = pivotal.covariance(self._leaves()), self._leaf_order()
         if order is None:
             return covariance
@@ -192,6 +193,7 @@ class Systematic(Design):
 
     def joint_probs(self) -> Tensor:
         """Return the joint inclusion probabilities, (*batch, n, n), exactly; in O(n³) operations and O(n²) memory."""
+        self._check_pairs()
         return systematic.joint(self._asked, self._sizes).to(self.parameter.dtype)
 
     def variance_of_sum(self, weights: Tensor) -> Tensor:

@@ -84,6 +84,8 @@ def inclusion_probs(
 def _proportional(size: Tensor, k: Tensor, where: str = "a row") -> Tensor:
     """Return π of rows (…, n); raise if there are fewer items to draw than k."""
     possible = (size > 0).sum(-1)
+    if size.shape[-1] == 0 and bool((k == 0).all()):
+        return size.clone()
     if not bool(((k >= 0) & (k <= possible)).all()):
         at = ((k < 0) | (k > possible)).flatten().to(torch.int8).argmax()
         got = f"k = {float(k.flatten()[at]):g} where {int(possible.flatten()[at])} items have a size > 0"
@@ -199,10 +201,11 @@ def _length(data: Any) -> int:
 def _column(data: Any, column: Any, name: str) -> Any:
     """Return a column of a frame by its name, or what was given, as a numpy array."""
     if isinstance(column, str):
-        if not hasattr(data, "columns"):
+        names = getattr(data, "column_names", getattr(data, "columns", None))  # of pyarrow, and of others
+        if names is None:
             raise TypeError(f"`{name}` may be the name of a column if `data` is a frame; got {type(data).__name__}.")
-        if column not in list(data.columns):
-            raise ValueError(f"`{name}` must be one of the columns {list(data.columns)}; got {column!r}.")
+        if column not in list(names):
+            raise ValueError(f"`{name}` must be one of the columns {list(names)}; got {column!r}.")
         column = data[column]
     own: Any = getattr(data, "index", None)
     given: Any = getattr(column, "index", None)

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import _check
+
 Values = Tensor
 """(…, k) of the items of the sample."""
 
@@ -32,6 +34,7 @@ def hajek(values: Values, probs: Tensor) -> Tensor:
         >>> hajek(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0.5, 0.5, 0.5]))
         tensor(14.)
     """
+    _check_sample(values, probs)
     return _spread(values, probs, values.shape[-1] / max(values.shape[-1] - 1, 1))
 
 
@@ -48,9 +51,21 @@ def deville(values: Values, probs: Tensor) -> Tensor:
         >>> deville(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0.5, 0.5, 0.5]))
         tensor(14.0000)
     """
+    _check_sample(values, probs)
     share = _shares(probs)
     rest = 1 - share.square().sum(-1)
     return _spread(values, probs, torch.where(rest > 0, 1 / torch.where(rest > 0, rest, 1.0), 0.0))
+
+
+def _check_sample(values: Any, probs: Any) -> None:
+    """Raise unless both are tensors of the same k items, with 0 < π ≤ 1."""
+    for name, value in (("values", values), ("probs", probs)):
+        _check.instance(name, value, Tensor)
+    if not values.ndim or not probs.ndim or values.shape[-1] != probs.shape[-1]:
+        got = f"{tuple(values.shape)} and {tuple(probs.shape)}"
+        raise ValueError(f"`values` and `probs` must have the shape (…, k) of one sample; got {got}.")
+    if not bool(((probs > 0) & (probs <= 1 + 1e-6)).all()):
+        raise ValueError("`probs` must be π of the sample, 0 < π ≤ 1; got others, or NaN.")
 
 
 def _shares(probs: Tensor) -> Tensor:
@@ -86,6 +101,7 @@ def successive_differences(values: Values, probs: Tensor) -> Tensor:
         >>> successive_differences(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0.5, 0.5, 0.5]))
         tensor(7.5000)
     """
+    _check_sample(values, probs)
     k = values.shape[-1]
     left = 1 - (probs[..., 1:] + probs[..., :-1]) / 2
     return known_from(k / (2 * max(k - 1, 1)) * (left * (values / probs).diff(dim=-1).square()).sum(-1), probs, 1)
@@ -138,4 +154,8 @@ def double(values: Any) -> Tensor:
     """Return a tensor, an array or a list of numbers as a float64 tensor, without rounding to float32 first."""
     if isinstance(values, Tensor):
         return values.to(torch.float64)
-    return torch.from_numpy(np.asarray(values, dtype=np.float64).copy())
+    try:
+        return torch.from_numpy(np.asarray(values, dtype=np.float64).copy())
+    except (TypeError, ValueError):
+        what = "`values`, `weights` and variables of a sample must be arrays of real numbers"
+        raise TypeError(f"{what}; got {type(values).__name__}.") from None
