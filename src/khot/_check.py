@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from ._torch import is_traced_number
+
 FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
@@ -97,6 +99,8 @@ def count(
         _per_row("k", k, x, dim)
         return
     number("k", k)
+    if is_traced_number(k):
+        return
     n = x.shape[dim]
     if is_budget and not k >= 0:
         raise ValueError(f"`k`, the budget, must be ≥ 0; got {k}.")
@@ -203,7 +207,7 @@ def positive(name: str, value: Any, hint: str = "") -> None:
     """Raise if `value` is neither a tensor nor a number > 0."""
     if not isinstance(value, Tensor):
         number(name, value)
-        if not value > 0:
+        if not is_traced_number(value) and not value > 0:
             raise ValueError(f"`{name}` must be > 0; got {value}.{hint}")
 
 
@@ -264,10 +268,14 @@ def instance(name: str, value: Any, kind: type) -> None:
 
 def integer(name: str, value: Any) -> None:
     """Raise unless `value` is an int."""
+    if is_traced_number(value):
+        raise TypeError(f"`{name}` must be an int inside torch.compile, which takes numpy's for arrays; use `int()`.")
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"`{name}` must be an int; got {type(value).__name__}.")
 
 
 def _is_numpy_number(value: Any) -> bool:
+    if is_traced_number(value):
+        return True
     kind = getattr(getattr(value, "dtype", None), "kind", "")
     return kind in ("i", "u", "f") and getattr(value, "ndim", None) == 0

@@ -10,7 +10,13 @@ from torch.autograd import forward_ad
 from .. import _check, _shape
 from .._math import pursuit
 from .._sparse import SparseCode
-from .._torch import forward_level, is_tracing, transforms_active, without_autocast
+from .._torch import (
+    forward_level,
+    is_shape_only,
+    require_values,
+    transforms_active,
+    without_autocast,
+)
 from ..kernels import cpu
 from ..relaxations import hard_topk, sigmoid_topk, straight_through
 
@@ -166,6 +172,7 @@ def soft_pursuit(
         values = weights * (dual @ atoms.mT)
         scores = (values + (x - values @ atoms) @ atoms.mT).abs()
     if hard:
+        require_values("A hard pursuit", weights)
         kept = hard_topk(weights, k.detach() if isinstance(k, Tensor) else k)
         flat = kept.reshape(-1, kept.shape[-1])
         most = int(flat.sum(-1).max()) if len(flat) else 0
@@ -180,8 +187,7 @@ class _Problem:
     """The arguments of a pursuit, as rows; and their solution, chunk by chunk."""
 
     def __init__(self, signals: Tensor, dictionary: Tensor, k: int | Tensor) -> None:
-        if is_tracing():
-            raise NotImplementedError("torch.jit.trace cannot record a pursuit: its steps depend on the signals.")
+        require_values("A hard pursuit", signals)
         _signals(signals, dictionary)
         n, batch = len(dictionary), signals.shape[:-1]
         if isinstance(k, Tensor):
@@ -231,7 +237,7 @@ def _signals(signals: Any, dictionary: Any) -> None:
     _check.same_device("dictionary", dictionary, signals, "signals")
     for name, value in (("signals", signals), ("dictionary", dictionary)):
         # a finite sum is quick to see, and has finite terms
-        if not bool(value.sum().isfinite()) and not bool(value.isfinite().all()):
+        if not is_shape_only(value) and not bool(value.sum().isfinite()) and not bool(value.isfinite().all()):
             raise ValueError(f"`{name}` must be finite; got {int((~value.isfinite()).sum())} NaN or infinite entries.")
 
 
