@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ._torch import is_traced_number
+from ._torch import is_shape_only, is_traced_number
 
 FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
@@ -217,6 +217,23 @@ def not_negative(name: str, value: Any) -> None:
         number(name, value)
         if not value >= 0:
             raise ValueError(f"`{name}` must be ≥ 0; got {value}.")
+
+
+def finite(name: str, value: Tensor) -> None:
+    """Raise unless all entries of a tensor are finite; tensors on meta and fake ones have none to look at."""
+    # a finite sum is quick to see, and has finite terms
+    if not is_shape_only(value) and not bool(value.sum().isfinite()) and not bool(value.isfinite().all()):
+        raise ValueError(f"`{name}` must be finite; got {int((~value.isfinite()).sum())} NaN or infinite entries.")
+
+
+def batch(**shapes: tuple[int, ...]) -> torch.Size:
+    """Return the shape that batch shapes, by the names of their arguments, broadcast to; raise unless they do."""
+    try:
+        return torch.Size(torch.broadcast_shapes(*shapes.values()))
+    except RuntimeError:
+        got = ", ".join(f"{tuple(shape)}" for shape in shapes.values())
+        names = ", ".join(f"`{name}`" for name in shapes)
+        raise ValueError(f"The batch shapes of {names} must broadcast to each other; got {got}.") from None
 
 
 def sizes(name: str, value: Tensor) -> None:

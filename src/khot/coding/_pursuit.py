@@ -12,7 +12,6 @@ from .._math import pursuit
 from .._sparse import SparseCode
 from .._torch import (
     forward_level,
-    is_shape_only,
     require_values,
     transforms_active,
     without_autocast,
@@ -114,6 +113,11 @@ def thresholding_pursuit(signals: Tensor, dictionary: Tensor, k: int | Tensor, *
     _check.at_least("steps", steps, 1)
     problem = _Problem(signals, dictionary, k)
     x, atoms = problem.x.detach(), problem.atoms.detach()
+    if problem.k > x.shape[-1]:
+        reason = f"0 ≤ k ≤ {x.shape[-1]}, the length of a signal: more atoms than that are dependent"
+        raise ValueError(f"`k` must satisfy {reason}; got {problem.k}. `omp` stops by itself.")
+    if bool((atoms == 0).all(-1).any()):
+        raise ValueError("`dictionary` must have no atom of norm 0 here; got one. Leave it out, or use `omp`.")
     return problem.solve(lambda rows: pursuit.hard_thresholding(x[rows], atoms, problem.counts[rows], problem.k, steps))
 
 
@@ -152,7 +156,8 @@ def soft_pursuit(
         >>> code.values.round(decimals=1), code.weights.round(decimals=1)
         (tensor([[2., 0., 1.]]), tensor([[1., 0., 1.]]))
     """
-    _signals(signals, dictionary)
+    check_signals(signals, dictionary)
+    _check.temperature(temperature, signals, -1)
     _check.at_least("steps", steps, 1)
     _check.positive("ridge", ridge)
     dtype = _shape.compute_dtype(signals.dtype)
@@ -188,7 +193,7 @@ class _Problem:
 
     def __init__(self, signals: Tensor, dictionary: Tensor, k: int | Tensor) -> None:
         require_values("A hard pursuit", signals)
-        _signals(signals, dictionary)
+        check_signals(signals, dictionary)
         n, batch = len(dictionary), signals.shape[:-1]
         if isinstance(k, Tensor):
             if k.is_floating_point() or k.is_complex() or k.dtype == torch.bool:
@@ -223,7 +228,7 @@ class _Problem:
         return SparseCode(coefs[used].to(self.dtype), rows[used], atoms[used], self.shape)
 
 
-def _signals(signals: Any, dictionary: Any) -> None:
+def check_signals(signals: Any, dictionary: Any) -> None:
     """Raise unless signals (…, d) and dictionary (n, d) are floating tensors that fit, without NaN."""
     _check.scores(signals, -1, "signals")
     _check.vectors("dictionary", dictionary)
@@ -236,9 +241,7 @@ def _signals(signals: Any, dictionary: Any) -> None:
         raise TypeError(f"`dictionary` must have the dtype of `signals`, {signals.dtype}; got {dictionary.dtype}.")
     _check.same_device("dictionary", dictionary, signals, "signals")
     for name, value in (("signals", signals), ("dictionary", dictionary)):
-        # a finite sum is quick to see, and has finite terms
-        if not is_shape_only(value) and not bool(value.sum().isfinite()) and not bool(value.isfinite().all()):
-            raise ValueError(f"`{name}` must be finite; got {int((~value.isfinite()).sum())} NaN or infinite entries.")
+        _check.finite(name, value)
 
 
 def _tolerance(value: float | Tensor, signals: Tensor, counts: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import _check
+
 Values = Tensor
 """(…, k) of the items of the sample."""
 
@@ -32,6 +34,7 @@ def hajek(values: Values, probs: Tensor) -> Tensor:
         >>> hajek(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0.5, 0.5, 0.5]))
         tensor(14.)
     """
+    _check_sample(values, probs)
     return _spread(values, probs, values.shape[-1] / max(values.shape[-1] - 1, 1))
 
 
@@ -48,9 +51,20 @@ def deville(values: Values, probs: Tensor) -> Tensor:
         >>> deville(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0.5, 0.5, 0.5]))
         tensor(14.0000)
     """
+    _check_sample(values, probs)
     share = _shares(probs)
     rest = 1 - share.square().sum(-1)
     return _spread(values, probs, torch.where(rest > 0, 1 / torch.where(rest > 0, rest, 1.0), 0.0))
+
+
+def _check_sample(values: Any, probs: Any) -> None:
+    """Raise unless values and probabilities are floating tensors (…, k) of the same k ≥ 1 items."""
+    _check.scores(values, -1, "values")
+    _check.scores(probs, -1, "probs")
+    if values.shape[-1] != probs.shape[-1] or not values.shape[-1]:
+        got = f"{tuple(values.shape)} and {tuple(probs.shape)}"
+        raise ValueError(f"`values` and `probs` must have the shape (…, k) with the same k ≥ 1 items; got {got}.")
+    _check.batch(values=values.shape[:-1], probs=probs.shape[:-1])
 
 
 def _shares(probs: Tensor) -> Tensor:
@@ -86,6 +100,7 @@ def successive_differences(values: Values, probs: Tensor) -> Tensor:
         >>> successive_differences(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0.5, 0.5, 0.5]))
         tensor(7.5000)
     """
+    _check_sample(values, probs)
     k = values.shape[-1]
     left = 1 - (probs[..., 1:] + probs[..., :-1]) / 2
     return known_from(k / (2 * max(k - 1, 1)) * (left * (values / probs).diff(dim=-1).square()).sum(-1), probs, 1)

@@ -138,6 +138,7 @@ class MoE(nn.Module):
     def forward(self, x: Tensor, *, mask: Tensor | None = None, generator: torch.Generator | None = None) -> MoEOutput:
         """Map tokens (…, dim) to (…, d), in the dtype of the experts' outputs; 0 where the mask (…) is False."""
         require_values("How many tokens each expert gets", x)
+        _check.scores(x, -1)
         flat, padding = x.reshape(-1, x.shape[-1]), {}
         if mask is not None:
             check_mask(mask, x)

@@ -269,6 +269,10 @@ def update_bias(bias: Tensor, routing: Routing, *, rate: float = 1e-3, group: Gr
         >>> bias
         tensor([-0.0010, -0.0010,  0.0010])
     """
+    _check.floating("bias", bias)
+    _check.instance("routing", routing, Routing)
+    check_bias(bias, routing.probs.shape[-1])
+    _check.number("rate", rate)
     over(group, "`update_bias`")
     tokens = load(routing, group=group).to(bias.dtype)
     bias += rate * (tokens.mean() - tokens).sign()
