@@ -65,7 +65,7 @@ def test_thresholding_pursuit_needs_independent_atoms():
     """k > d ended in a `_LinAlgError`."""
     with pytest.raises(ValueError, match=r"`k` must satisfy 0 ≤ k ≤ 5, the length of a signal.*got 6"):
         coding.thresholding_pursuit(SIGNALS, ATOMS, 6)
-    with pytest.raises(ValueError, match="`dictionary` must have no atom of norm 0"):
+    with pytest.raises(ValueError, match="`dictionary` must have k = 2 atoms of norm > 0; got 0"):
         coding.thresholding_pursuit(SIGNALS, torch.zeros_like(ATOMS), 2)
     assert coding.thresholding_pursuit(SIGNALS, ATOMS, 5).dense().shape == (7, 6)
     with pytest.raises(TypeError, match="`temperature` must be a number"):

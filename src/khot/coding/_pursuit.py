@@ -116,8 +116,8 @@ def thresholding_pursuit(signals: Tensor, dictionary: Tensor, k: int | Tensor, *
     if problem.k > x.shape[-1]:
         reason = f"0 ≤ k ≤ {x.shape[-1]}, the length of a signal: more atoms than that are dependent"
         raise ValueError(f"`k` must satisfy {reason}; got {problem.k}. `omp` stops by itself.")
-    if bool((atoms == 0).all(-1).any()):
-        raise ValueError("`dictionary` must have no atom of norm 0 here; got one. Leave it out, or use `omp`.")
+    if (found := int((atoms != 0).any(-1).sum())) < problem.k:
+        raise ValueError(f"`dictionary` must have k = {problem.k} atoms of norm > 0; got {found}. Use `omp`.")
     return problem.solve(lambda rows: pursuit.hard_thresholding(x[rows], atoms, problem.counts[rows], problem.k, steps))
 
 

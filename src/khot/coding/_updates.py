@@ -129,8 +129,8 @@ def gradient_update(
         True
     """
     _check.above("rate", rate, 0)
-    if bool((dictionary == 0).all(-1).any()):
-        raise ValueError("`dictionary` must have no atom of norm 0 here; got one. Draw another for it.")
+    if bool((dictionary[code.columns] == 0).all(-1).any()):
+        raise ValueError("`dictionary` must have no atom of norm 0 that the code uses; got one. Draw another for it.")
     counts = torch.bincount(code.rows, minlength=len(signals))
     with torch.enable_grad():
         free = dictionary.detach().clone().requires_grad_()
