@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from ._torch import is_shape_only, is_traced_number
+
 FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
@@ -97,6 +99,8 @@ def count(
         _per_row("k", k, x, dim)
         return
     number("k", k)
+    if is_traced_number(k):
+        return
     n = x.shape[dim]
     if is_budget and not k >= 0:
         raise ValueError(f"`k`, the budget, must be ≥ 0; got {k}.")
@@ -203,7 +207,7 @@ def positive(name: str, value: Any, hint: str = "") -> None:
     """Raise if `value` is neither a tensor nor a number > 0."""
     if not isinstance(value, Tensor):
         number(name, value)
-        if not value > 0:
+        if not is_traced_number(value) and not value > 0:
             raise ValueError(f"`{name}` must be > 0; got {value}.{hint}")
 
 
@@ -213,6 +217,23 @@ def not_negative(name: str, value: Any) -> None:
         number(name, value)
         if not value >= 0:
             raise ValueError(f"`{name}` must be ≥ 0; got {value}.")
+
+
+def finite(name: str, value: Tensor) -> None:
+    """Raise unless all entries of a tensor are finite; tensors on meta and fake ones have none to look at."""
+    # a finite sum is quick to see, and has finite terms
+    if not is_shape_only(value) and not bool(value.sum().isfinite()) and not bool(value.isfinite().all()):
+        raise ValueError(f"`{name}` must be finite; got {int((~value.isfinite()).sum())} NaN or infinite entries.")
+
+
+def batch(**shapes: tuple[int, ...]) -> torch.Size:
+    """Return the shape that batch shapes, by the names of their arguments, broadcast to; raise unless they do."""
+    try:
+        return torch.Size(torch.broadcast_shapes(*shapes.values()))
+    except RuntimeError:
+        got = ", ".join(f"{tuple(shape)}" for shape in shapes.values())
+        names = ", ".join(f"`{name}`" for name in shapes)
+        raise ValueError(f"The batch shapes of {names} must broadcast to each other; got {got}.") from None
 
 
 def sizes(name: str, value: Tensor) -> None:
@@ -264,10 +285,14 @@ def instance(name: str, value: Any, kind: type) -> None:
 
 def integer(name: str, value: Any) -> None:
     """Raise unless `value` is an int."""
+    if is_traced_number(value):
+        raise TypeError(f"`{name}` must be an int inside torch.compile, which takes numpy's for arrays; use `int()`.")
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"`{name}` must be an int; got {type(value).__name__}.")
 
 
 def _is_numpy_number(value: Any) -> bool:
+    if is_traced_number(value):
+        return True
     kind = getattr(getattr(value, "dtype", None), "kind", "")
     return kind in ("i", "u", "f") and getattr(value, "ndim", None) == 0

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ._torch import is_traced_number
+
 PerRow = float | Tensor  # a number, or a tensor that broadcasts to the batch shape: the shape of `x` without `dim`
 Mask = Tensor | None  # booleans that broadcast to the shape of `x`; True = may be chosen
 Costs = Tensor | None  # positive numbers that broadcast to the shape of `x`
@@ -46,7 +48,8 @@ def to_rows(
     if mask is not None:
         mask = last(mask if mask.shape == x.shape else mask.expand(x.shape), dim)
     x = last(x if x.dtype == dtype else x.to(dtype), dim)
-    k = per_row(k, x) if type(k) is not int and isinstance(k, Tensor) else float(k)  # isinstance is slow
+    is_tensor = type(k) is not int and (isinstance(k, Tensor) or is_traced_number(k))  # isinstance is slow
+    k = per_row(k, x) if is_tensor else float(k)
     return Rows(x, k, _positive(temperature, x, range_of or dtype), mask)
 
 
@@ -57,7 +60,9 @@ def per_entry(value: Tensor, x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
 
 def per_row(value: PerRow, x: Tensor) -> Tensor:
     """Return a number, or a tensor that broadcasts to the rows of x (…, n), as float64 (…); a view."""
-    if not isinstance(value, Tensor):
+    if is_traced_number(value):
+        value = torch.as_tensor(value, dtype=torch.float64, device=x.device)
+    elif not isinstance(value, Tensor):
         value = torch.full((), value, dtype=torch.float64, device=x.device)
     elif value.dtype != torch.float64:
         value = value.to(torch.float64)
@@ -89,7 +94,7 @@ def _positive(temperature: PerRow, x: Tensor, dtype: torch.dtype) -> PerRow:
     1e-50 would round to 0 in float32, and (x − τ)/0 has no sign; the smallest normal number is hard enough.
     """
     least, most = _NORMAL[dtype]
-    if type(temperature) is not float and isinstance(temperature, Tensor):
+    if type(temperature) is not float and (isinstance(temperature, Tensor) or is_traced_number(temperature)):
         rows = per_row(temperature, x)
         return torch.where(rows > 0, rows.clamp(least, most), torch.nan)
     temperature = float(temperature)

@@ -12,6 +12,7 @@ from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -59,13 +60,38 @@ def entry_products(a: Tensor, b: Tensor, rows: Tensor, columns: Tensor) -> Tenso
     return _products(a, b, columns, rows.new_zeros(1), rows, 0)
 
 
+def is_traced_number(value: Any) -> bool:
+    """Return whether `value` is a number of numpy inside torch.compile, which traces it as an array without values."""
+    return torch.compiler.is_compiling() and isinstance(value, np.ndarray) and value.ndim == 0
+
+
 # Whether torch.jit.trace records.
 is_tracing: Callable[[], bool] = _get("torch._C._is_tracing", torch.jit.is_tracing)  # type: ignore[attr-defined]
 
 
+def is_shape_only(x: Tensor) -> bool:
+    """Return whether a tensor has a shape and no values: on the meta device, or in torch's FakeTensorMode."""
+    return x.is_meta or type(x).__name__ == "FakeTensor"
+
+
 def has_values(x: Tensor) -> bool:
     """Return whether a check may read values: there are none on the meta device, in a graph or in a transform."""
-    return not (x.is_meta or torch.compiler.is_compiling() or transforms_active() or is_tracing())
+    return not (is_shape_only(x) or torch.compiler.is_compiling() or transforms_active() or is_tracing())
+
+
+def require_values(what: str, *tensors: Any) -> None:
+    """Raise NotImplementedError if `what` depends on values that are not there, or that torch.jit.trace would freeze.
+
+    A compiled or exported graph is no concern of it: there torch itself breaks the graph, or says why it cannot.
+    """
+    if torch.compiler.is_compiling():
+        return
+    if any(isinstance(t, Tensor) and is_shape_only(t) for t in tensors):
+        reason = "those on the meta device and fake ones have a shape alone"
+        raise NotImplementedError(f"{what} depends on the values of tensors, and {reason}. Use a device with values.")
+    if is_tracing():
+        reason = "torch.jit.trace would record the steps for those of the example alone"
+        raise NotImplementedError(f"{what} depends on the values of tensors, and {reason}. Use torch.compile.")
 
 
 # The level of forward-mode differentiation, given `torch.autograd.forward_ad`; negative if it is off.
@@ -135,11 +161,9 @@ def primals(tensors: tuple[Tensor | None, ...]) -> list[Any]:
 
 
 def no_autocast(x: Tensor) -> Context:
-    """Turn autocast off, to keep the precision; on a device without autocast, torch raises an error."""
-    try:
-        return torch.autocast(x.device.type, enabled=False)
-    except RuntimeError:
-        return nullcontext()
+    """Turn autocast off, to keep the precision; a device without autocast, such as meta, has nothing to turn off."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def without_autocast(method: Callable[_P, _R]) -> Callable[_P, _R]:

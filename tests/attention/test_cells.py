@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from khot.attention import Ball, Box, KeyCells, certified_mask
+from khot.attention import Ball, Box, KeyCells, certified_attention, certified_mask
 
 BOUNDS = [Ball, Box]
 bounds = pytest.mark.parametrize("bound", BOUNDS)
@@ -155,3 +155,12 @@ def test_bad_input():
         KeyCells(torch.randn(3, 4), size=0)
     with pytest.raises(ValueError, match="`limit` must satisfy 0 ≤ limit ≤ 1"):
         KeyCells(torch.randn(3, 4), limit=2)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
+def test_a_trace_would_open_the_cells_of_its_example_for_every_query():
+    keys, q = torch.randn(1, 40, 8), torch.randn(1, 3, 8)
+    cells = KeyCells(keys, size=8)
+    for call in (certified_mask, lambda q, k, epsilon: certified_attention(q, k, keys, epsilon=epsilon)):
+        with pytest.raises(NotImplementedError, match="Which cells are opened depends on the values"):
+            torch.jit.trace(lambda t, call=call: call(t, cells, epsilon=0.1)[0], q, check_trace=False)

@@ -173,7 +173,7 @@ def backward(problem: Problem, support: Sequence[int] | None = None) -> list[int
     left = list(range(problem.a.shape[1])) if support is None else sorted(support)
     state = _state(problem, left)
     inverse, coefs = state.inverse, state.fit.coefs
-    if not bool(inverse.diagonal().amax() * DEPENDENT < 1):
+    if left and not bool(inverse.diagonal().amax() * DEPENDENT < 1):
         return None
     while problem.room(left) < 0:
         loss = coefs.square() / inverse.diagonal() / problem.costs[left]

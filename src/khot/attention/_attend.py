@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from .. import _check, _shape
 from .._math import select, tails
 from .._shape import Mask, PerRow
-from .._torch import no_autocast
+from .._torch import no_autocast, require_values
 from ._cells import Group, KeyCells
 from ._tails import check_epsilon, tail_mass
 
@@ -164,6 +164,8 @@ class _Call(NamedTuple):
     @classmethod
     def make(cls, q: Tensor, k: Tensor | KeyCells, mask: Mask, scale: float | None) -> "_Call":
         """Check the arguments, and bring them to rows."""
+        if isinstance(k, KeyCells):
+            require_values("Which cells are opened", q)
         _check.vectors("q", q)
         if not isinstance(k, KeyCells):
             _check.vectors("k", k)

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 from .. import _check, _shape
 from .._math import tails
 from .._math.cells import cluster
-from .._torch import without_autocast
+from .._torch import require_values, without_autocast
 from ..kernels import cpu
 
 MOST_LOG = 600.0  # of a mass: sums of e^600 are finite
@@ -122,6 +122,7 @@ class KeyCells:
     def __init__(
         self, keys: Tensor, *, size: int = 64, rounds: int = 2, bound: type[CellBound] = Ball, limit: float = 0.5
     ) -> None:
+        require_values("The number of cells", keys)
         _check.vectors("keys", keys)
         _check.at_least("size", size, 1)
         _check.at_least("rounds", rounds, 0)

@@ -99,6 +99,13 @@ def blockwise(head: Tensor, upper: Tensor, *, counts: Tensor, known: Tensor | No
     """
     _check.scores(head, -1, "head")
     _check.scores(upper, -1, "upper")
+    _check.instance("counts", counts, Tensor)
+    shapes = {"head": head.shape[:-1], "upper": upper.shape[:-1]}
+    if known is not None:
+        _check.scores(known, -1, "known")
+        shapes["known"] = known.shape[:-1]
+    shape = _check.batch(**shapes)
+    head, upper = head.expand(*shape, -1), upper.expand(*shape, -1)
     _check.broadcasts("counts", counts, tuple(upper.shape), "the shape of `upper`")
     tail = upper.to(torch.float64) + counts.to(torch.float64).log()
     if known is not None:

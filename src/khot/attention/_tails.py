@@ -92,6 +92,8 @@ def output_error(scores: Tensor, values: Tensor, k: PerRow, *, mask: Mask = None
         >>> khot.attention.output_error(torch.tensor([3.0, 2.0, 1.0]), torch.eye(3), 1)
         tensor(0.4243, dtype=torch.float64)
     """
+    _check.scores(scores, -1, "scores")
+    _check.count(k, scores, -1, integral=True)
     s, order, _ = sorted_rows(scores, k, -1, mask)
     _check_values(values, scores)
     p = s.softmax(-1)
@@ -120,6 +122,7 @@ def norm_bound(tail: Tensor, values: Tensor, *, mask: Mask = None) -> Tensor:
         >>> khot.attention.norm_bound(torch.tensor(0.1), torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
         tensor(1.0000, dtype=torch.float64)
     """
+    _check_bound(tail, values, mask=mask)
     norms = values.to(torch.float64).norm(dim=-1)
     return 2 * tail * (norms if mask is None else torch.where(mask, norms, 0.0)).amax(-1)
 
@@ -142,6 +145,10 @@ def diameter_bound(tail: Tensor, values: Tensor, head: Tensor, *, mask: Mask = N
         >>> khot.attention.diameter_bound(torch.tensor(0.1), torch.eye(3), torch.tensor([True, False, False]))
         tensor(0.1414, dtype=torch.float64)
     """
+    if not isinstance(head, Tensor) or head.dtype != torch.bool:
+        got = head.dtype if isinstance(head, Tensor) else type(head).__name__
+        raise TypeError(f"`head` must be a boolean tensor (…, n), True for the keys that are kept; got {got}.")
+    _check_bound(tail, values, head=head, mask=mask)
     v = values.to(torch.float64)
     rest = ~head if mask is None else mask & ~head
     squares = (v.unsqueeze(-2) - v.unsqueeze(-3)).square().sum(-1)  # (…, n, n), without the rounding of a product
@@ -166,6 +173,8 @@ def variance_bound(tail: Tensor, values: Tensor, weights: Tensor) -> Tensor:
         >>> khot.attention.variance_bound(torch.tensor(0.1), torch.eye(2), torch.tensor([0.9, 0.1]))
         tensor(0.1414, dtype=torch.float64)
     """
+    _check.floating("weights", weights)
+    _check_bound(tail, values, weights=weights)
     p, v = weights.to(torch.float64), values.to(torch.float64)
     mean = p.unsqueeze(-2) @ v
     return (tail / (1 - tail) * (p * (v - mean).square().sum(-1)).sum(-1)).sqrt()
@@ -180,6 +189,7 @@ def gaussian_share(spread: float, epsilon: float) -> float:
         >>> round(khot.attention.gaussian_share(2.0, 0.01), 3)
         0.628
     """
+    _check.not_negative("spread", spread)
     check_epsilon("epsilon", epsilon)
     quantile = torch.special.ndtri(torch.tensor(epsilon, dtype=torch.float64))
     return float(torch.special.ndtr(-(spread + quantile)))
@@ -216,6 +226,21 @@ def at(bounds: Tensor, k: PerRow | None, dim: int, none: float = 1.0) -> Tensor:
     found = bounds.gather(-1, place.unsqueeze(-1) - 1).squeeze(-1)
     found = torch.where(size == 0, none + 0 * found, found)
     return torch.where(size == place.where(size != 0, 0), found, torch.nan)
+
+
+def _check_bound(tail: Tensor, values: Tensor, **per_key: Tensor | None) -> None:
+    """Raise unless a tail (…), values (…, n, e) and what is given of each key, (…, n), fit."""
+    _check.floating("tail", tail)
+    _check.vectors("values", values)
+    shapes = {"tail": tail.shape, "values": values.shape[:-2]}
+    for name, value in per_key.items():
+        if value is not None:
+            _check.instance(name, value, Tensor)
+            if value.ndim == 0 or value.shape[-1] not in (1, values.shape[-2]):
+                want = f"(…, {values.shape[-2]}), a number for each key"
+                raise ValueError(f"`{name}` must have the shape {want}; got {tuple(value.shape)}.")
+            shapes[name] = value.shape[:-1]
+    _check.batch(**shapes)
 
 
 def _check_values(values: Tensor, scores: Tensor) -> None:

@@ -10,7 +10,12 @@ from torch.autograd import forward_ad
 from .. import _check, _shape
 from .._math import pursuit
 from .._sparse import SparseCode
-from .._torch import forward_level, is_tracing, transforms_active, without_autocast
+from .._torch import (
+    forward_level,
+    require_values,
+    transforms_active,
+    without_autocast,
+)
 from ..kernels import cpu
 from ..relaxations import hard_topk, sigmoid_topk, straight_through
 
@@ -108,6 +113,11 @@ def thresholding_pursuit(signals: Tensor, dictionary: Tensor, k: int | Tensor, *
     _check.at_least("steps", steps, 1)
     problem = _Problem(signals, dictionary, k)
     x, atoms = problem.x.detach(), problem.atoms.detach()
+    if problem.k > x.shape[-1]:
+        reason = f"0 ≤ k ≤ {x.shape[-1]}, the length of a signal: more atoms than that are dependent"
+        raise ValueError(f"`k` must satisfy {reason}; got {problem.k}. `omp` stops by itself.")
+    if (found := int((atoms != 0).any(-1).sum())) < problem.k:
+        raise ValueError(f"`dictionary` must have k = {problem.k} atoms of norm > 0; got {found}. Use `omp`.")
     return problem.solve(lambda rows: pursuit.hard_thresholding(x[rows], atoms, problem.counts[rows], problem.k, steps))
 
 
@@ -146,7 +156,8 @@ def soft_pursuit(
         >>> code.values.round(decimals=1), code.weights.round(decimals=1)
         (tensor([[2., 0., 1.]]), tensor([[1., 0., 1.]]))
     """
-    _signals(signals, dictionary)
+    check_signals(signals, dictionary)
+    _check.temperature(temperature, signals, -1)
     _check.at_least("steps", steps, 1)
     _check.positive("ridge", ridge)
     dtype = _shape.compute_dtype(signals.dtype)
@@ -166,6 +177,7 @@ def soft_pursuit(
         values = weights * (dual @ atoms.mT)
         scores = (values + (x - values @ atoms) @ atoms.mT).abs()
     if hard:
+        require_values("A hard pursuit", weights)
         kept = hard_topk(weights, k.detach() if isinstance(k, Tensor) else k)
         flat = kept.reshape(-1, kept.shape[-1])
         most = int(flat.sum(-1).max()) if len(flat) else 0
@@ -180,9 +192,8 @@ class _Problem:
     """The arguments of a pursuit, as rows; and their solution, chunk by chunk."""
 
     def __init__(self, signals: Tensor, dictionary: Tensor, k: int | Tensor) -> None:
-        if is_tracing():
-            raise NotImplementedError("torch.jit.trace cannot record a pursuit: its steps depend on the signals.")
-        _signals(signals, dictionary)
+        require_values("A hard pursuit", signals)
+        check_signals(signals, dictionary)
         n, batch = len(dictionary), signals.shape[:-1]
         if isinstance(k, Tensor):
             if k.is_floating_point() or k.is_complex() or k.dtype == torch.bool:
@@ -217,7 +228,7 @@ class _Problem:
         return SparseCode(coefs[used].to(self.dtype), rows[used], atoms[used], self.shape)
 
 
-def _signals(signals: Any, dictionary: Any) -> None:
+def check_signals(signals: Any, dictionary: Any) -> None:
     """Raise unless signals (…, d) and dictionary (n, d) are floating tensors that fit, without NaN."""
     _check.scores(signals, -1, "signals")
     _check.vectors("dictionary", dictionary)
@@ -230,9 +241,7 @@ def _signals(signals: Any, dictionary: Any) -> None:
         raise TypeError(f"`dictionary` must have the dtype of `signals`, {signals.dtype}; got {dictionary.dtype}.")
     _check.same_device("dictionary", dictionary, signals, "signals")
     for name, value in (("signals", signals), ("dictionary", dictionary)):
-        # a finite sum is quick to see, and has finite terms
-        if not bool(value.sum().isfinite()) and not bool(value.isfinite().all()):
-            raise ValueError(f"`{name}` must be finite; got {int((~value.isfinite()).sum())} NaN or infinite entries.")
+        _check.finite(name, value)
 
 
 def _tolerance(value: float | Tensor, signals: Tensor, counts: Tensor) -> Tensor:

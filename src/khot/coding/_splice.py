@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import _check
 from .._math import best_subset
 from .._math.best_subset import Fit, Problem
-from .._torch import without_autocast
+from .._torch import require_values, without_autocast
 from ..relaxations import sigmoid_topk
 
 ENUMERATED = 30_000_000  # supports that `exact=True` will look at; minutes
@@ -247,6 +247,7 @@ class _Reduced:
     """The data of `splice`: checked, weighted, rotated to few rows, with columns of norm 1."""
 
     def __init__(self, a: Any, b: Any, costs: Any, ridge: float, weights: Any) -> None:
+        require_values("A search for a subset", a)
         _check.vectors("a", a)
         if a.ndim != 2:
             raise ValueError(f"`a` must be a matrix (m, p); got the shape {tuple(a.shape)}.")

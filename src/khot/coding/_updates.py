@@ -4,7 +4,9 @@ An update of your own is a function `(signals (m, d), dictionary (n, d), code) �
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
+from inspect import signature
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor
@@ -12,16 +14,41 @@ from torch.nn.functional import normalize
 
 from .. import _check
 from .._math.pursuit import first, least_squares
+from .._shape import compute_dtype
 from .._sparse import SparseCode
 from .._torch import without_autocast
-from ._pursuit import SoftCode, soft_pursuit
+from ._pursuit import SoftCode, check_signals, soft_pursuit
 
 LONGEST = 0.1  # the length of a step: where the choice between two atoms is close, gradients are huge
 SOFT = partial(soft_pursuit, temperature=0.003, steps=2)
 LEAST = 0.1  # of the mean square of the coefficients: atoms with less do not take longer steps
+_P = ParamSpec("_P")
 
 
-@without_autocast
+def _checked(update: Callable[_P, tuple[Tensor, SparseCode]]) -> Callable[_P, tuple[Tensor, SparseCode]]:
+    """Let an update raise unless signals, dictionary and code fit, and compute half precision in float32."""
+
+    @wraps(update)
+    @without_autocast
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> tuple[Tensor, SparseCode]:
+        given: Any = signature(update).bind(*args, **kwargs).arguments
+        signals, dictionary, code = given["signals"], given["dictionary"], given["code"]
+        check_signals(signals, dictionary)
+        if signals.ndim != 2:
+            raise ValueError(f"`signals` must have the shape (m, d); got {tuple(signals.shape)}. Use `flatten(0, -2)`.")
+        _check.instance("code", code, SparseCode)
+        if tuple(code.shape) != (want := (len(signals), len(dictionary))):
+            raise ValueError(f"`code` must have the shape {want}, (signals, atoms); got {tuple(code.shape)}.")
+        _check.finite("code.values", code.values)
+        dtype, inner = signals.dtype, compute_dtype(signals.dtype)
+        given |= {"signals": signals.to(inner), "dictionary": dictionary.to(inner)}
+        atoms, new = update(**{**given, "code": code._replace(values=code.values.to(inner))})  # type: ignore[call-arg]
+        return atoms.to(dtype), new._replace(values=new.values.to(dtype))
+
+    return run
+
+
+@_checked
 def svd_update(signals: Tensor, dictionary: Tensor, code: SparseCode) -> tuple[Tensor, SparseCode]:
     """Replace each atom and its coefficients by the best rank-one fit of what the other atoms leave: K-SVD.
 
@@ -43,7 +70,7 @@ def svd_update(signals: Tensor, dictionary: Tensor, code: SparseCode) -> tuple[T
     return _each_atom(signals, dictionary, code, rank_one)
 
 
-@without_autocast
+@_checked
 def power_update(signals: Tensor, dictionary: Tensor, code: SparseCode) -> tuple[Tensor, SparseCode]:
     """Do `svd_update` with one step of the power method instead of an SVD: as good in the end, and faster.
 
@@ -52,7 +79,7 @@ def power_update(signals: Tensor, dictionary: Tensor, code: SparseCode) -> tuple
     return _each_atom(signals, dictionary, code, lambda left, weights: weights @ left)
 
 
-@without_autocast
+@_checked
 def least_squares_update(signals: Tensor, dictionary: Tensor, code: SparseCode) -> tuple[Tensor, SparseCode]:
     """Solve for all atoms at once, `argmin_D ‖X − C·D‖²`, then give them norm 1: the method of optimal directions.
 
@@ -68,7 +95,7 @@ def least_squares_update(signals: Tensor, dictionary: Tensor, code: SparseCode) 
     return atoms, code._replace(values=code.values * size[code.columns])
 
 
-@without_autocast
+@_checked
 def gradient_update(
     signals: Tensor,
     dictionary: Tensor,
@@ -101,7 +128,9 @@ def gradient_update(
         >>> bool((x - code.decode(atoms)).norm() < 0.95 * error)
         True
     """
-    _check.positive("rate", rate)
+    _check.above("rate", rate, 0)
+    if bool((dictionary[code.columns] == 0).all(-1).any()):
+        raise ValueError("`dictionary` must have no atom of norm 0 that the code uses; got one. Draw another for it.")
     counts = torch.bincount(code.rows, minlength=len(signals))
     with torch.enable_grad():
         free = dictionary.detach().clone().requires_grad_()
@@ -113,6 +142,8 @@ def gradient_update(
     step = rate * step
     step = step * (LONGEST / torch.linalg.vector_norm(step, dim=-1, keepdim=True)).clamp(max=1.0)
     atoms = normalize(dictionary.detach() - step, dim=-1)
+    if not len(code.rows):
+        return atoms, code
     slot = torch.arange(len(code.rows), device=counts.device) - (counts.cumsum(0) - counts)[code.rows]
     used = first(int(counts.max()) if len(counts) else 0, counts)
     support = torch.zeros_like(used, dtype=torch.long)

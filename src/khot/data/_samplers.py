@@ -274,8 +274,9 @@ class WeightedDataset(Dataset[tuple[Any, Any]]):
 
     def __init__(self, dataset: Any, weights: Tensor) -> None:
         _check.instance("dataset", dataset, Sized)
-        if len(dataset) != len(weights):
-            raise ValueError(f"`weights` must be {len(dataset)}, one for each item; got {len(weights)}.")
+        _check.instance("weights", weights, Tensor)
+        if weights.ndim != 1 or len(dataset) != len(weights):
+            raise ValueError(f"`weights` must be {len(dataset)}, one for each item; got {tuple(weights.shape)}.")
         self.dataset, self.values = dataset, weights
 
     def __len__(self) -> int:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .. import _check, ops
 from .._math import balanced, noise
+from .._torch import require_values
 from ..relaxations import sigmoid_topk
 from ._design import Design
 
@@ -95,6 +96,7 @@ class Budgeted(Cube):
     ) -> None:
         _check.scores(logits, -1, "logits")
         _check.instance("costs", costs, Tensor)
+        require_values("`Budgeted`", logits)
         if ops.is_watched():
             raise NotImplementedError("`Budgeted` reads its size; make it outside of torch.compile and torch.func.")
         if not bool(((costs > 0) & costs.isfinite()).all()):
@@ -165,6 +167,7 @@ def spatial_order(places: Tensor) -> Tensor:
         tensor([0, 2, 3, 1])
     """
     _check.vectors("places", places)
+    require_values("`spatial_order`", places)
     if not bool(places.isfinite().all()):
         raise ValueError("`places` must be finite; got NaN or inf.")
     return balanced.tree_order(places.detach())

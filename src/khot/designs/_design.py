@@ -9,9 +9,10 @@ from torch import Tensor
 
 from .. import _shape
 from .._math import noise, select, subsets
+from .._torch import has_values, require_values
 from ..constraints import k_hot
 from ..relaxations import sigmoid_topk
-from ._parameters import Parameters, can_read, extremes
+from ._parameters import Parameters, extremes
 
 SUM_TOLERANCE = 0.01  # rebalance `probs` if their sum differs from k by more than this
 MOST_SUBSETS = 100_000  # to enumerate, where there is no other way to an exact answer
@@ -74,7 +75,7 @@ class Design(Parameters):
             return self._asked.detach()
         given = self.parameter.detach().to(_shape.compute_dtype(self.parameter.dtype))
         is_off = ((given.sum(-1, dtype=torch.float64) - self._sizes).abs() > SUM_TOLERANCE).any()
-        if can_read():
+        if has_values(given):
             return self._pi.detach() if is_off else given
         return torch.where(is_off, self._pi.detach(), given.to(torch.float64))
 
@@ -119,6 +120,7 @@ class Design(Parameters):
 
     def sample_indices(self, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
         """Draw as `sample`, and return rising indices, (*sample_shape, *batch, k), with −1 where a row has fewer."""
+        require_values("How many indices there are", self.parameter)
         x = self.sample(sample_shape, generator=generator)
         if x.numel():
             return select.indices(x)

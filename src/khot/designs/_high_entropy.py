@@ -15,6 +15,7 @@ from torch.nn.functional import logsigmoid
 
 from .. import ops
 from .._math import high_entropy, natural, order_sampling, subsets
+from .._torch import require_values
 from ..relaxations import hard_topk
 from ._design import Design, is_out
 from ._parameters import logit
@@ -324,6 +325,7 @@ class Pareto(WeightedProduct):
         return torch.where(is_certain[..., None] | ~theta.isfinite(), p, mean.clamp(0, 1)).to(self.parameter.dtype)
 
     def _factors(self, p: Tensor, theta: Tensor) -> Tensor:
+        require_values("The law of `Pareto`", theta)
         return high_entropy.pareto_constants(theta, self._sizes, order_sampling.STEP)
 
     def _draw(self, draws: int, seed: Tensor) -> Tensor:

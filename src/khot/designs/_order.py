@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .. import _check, ops
 from .._math import counts, noise, order_sampling, subsets
+from .._torch import require_values
 from ..relaxations import hard_topk
 from ._design import Design
 
@@ -55,6 +56,7 @@ class PlackettLuce(Design):
     def mean(self) -> Tensor:
         """The inclusion probabilities of this law, which are not `probs`; (*batch, n)."""
         theta, k = self._theta, self._sizes
+        require_values("The mean of `PlackettLuce`", theta)
         rare = counts.RARE if self.parameter.dtype == torch.float64 else order_sampling.RARE_SINGLE
         solve = partial(order_sampling.inclusion, order_sampling.GUMBEL, theta, k, rare)
         if torch.is_grad_enabled() and (theta.requires_grad or self._is_moving()):

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.distributions import Distribution, constraints
 
-from .. import _check, ops
-from .._torch import forward_level
+from .. import _check
+from .._torch import forward_level, has_values
 from ..relaxations import sigmoid_topk
 
 PER_ROW, PER_ITEM = ("k", "temperature"), ("parameter", "_permutation")  # what `expand` expands, where it is a tensor
@@ -39,7 +39,9 @@ class Parameters(Distribution):
         self._kept: dict[str, tuple[list[int], Tensor]] = {}
         self.k: float | Tensor = given.detach().sum(-1, dtype=torch.float64).round() if k is None else k
         super().__init__(given.shape[:-1], given.shape[-1:], validate_args=False)
-        self._validate_args = can_read() and (Distribution._validate_args if validate_args is None else validate_args)
+        self._validate_args = has_values(given) and (
+            Distribution._validate_args if validate_args is None else validate_args
+        )
         if self._validate_args:
             if self._is_probs:
                 _check_probs(given, self._sizes)
@@ -97,7 +99,7 @@ class Parameters(Distribution):
     def _is_moving(self) -> bool:
         """Tell whether logits or k take gradients (fused optimizers change them uncounted), or torch traces."""
         tensors = () if self._is_probs else (self.parameter, self.k)
-        is_traced = not can_read() or forward_level(forward_ad) >= 0
+        is_traced = not has_values(self.parameter) or forward_level(forward_ad) >= 0
         return is_traced or any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
 
     def _versions(self, value: Tensor) -> list[int]:
@@ -137,11 +139,6 @@ class Parameters(Distribution):
         sizes = self._sizes.unique().tolist()
         k = f"{sizes[0]:g}" if len(sizes) == 1 else "per row"
         return f"{type(self).__name__}(batch_shape={tuple(self._batch_shape)}, n={self._event_shape[0]}, k={k})"
-
-
-def can_read() -> bool:
-    """Tell whether tensor values can be read on the host: not inside torch.compile or a transform of torch.func."""
-    return not ops.is_watched()
 
 
 def logit(p: Tensor) -> Tensor:

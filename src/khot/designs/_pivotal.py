@@ -8,8 +8,8 @@ from torch.nn.functional import pad
 
 from .. import _check, ops
 from .._math import noise, pivotal, systematic
+from .._torch import has_values, require_values
 from ._design import Design, outer
-from ._parameters import can_read
 
 
 class Pivotal(Design):
@@ -59,7 +59,7 @@ class Pivotal(Design):
         self._permutation: Tensor | None = None
         super().__init__(probs, k, logits=logits, validate_args=validate_args)
         if isinstance(order, Tensor):
-            _check_order(order, self.parameter, can_read())
+            _check_order(order, self.parameter, has_values(order))
             self._permutation = order.to(torch.int64).expand(self.parameter.shape)
         self._strata = None if strata is None else _strata(strata, self.parameter)
 
@@ -171,6 +171,7 @@ def _strata(labels: Tensor, parameter: Tensor) -> pivotal.Strata:
         raise ValueError(
             f"`strata` must be {n} integers, one for each item; got {tuple(labels.shape)}, {labels.dtype}."
         )
+    require_values("A design with strata", labels)
     return pivotal.strata(labels.to(parameter.device))
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .. import _check, _shape
 from .._math import select
+from .._torch import is_shape_only
 from ._pivotal import Pivotal
 from ._sample import MakesDesign
 
@@ -60,6 +61,8 @@ def inclusion_probs(
     x = _shape.last(size.detach().to(torch.float64), dim)
     if mask is not None:
         x = torch.where(_shape.last(mask.expand(size.shape), dim), x, 0.0)
+    if is_shape_only(x):
+        return torch.empty_like(size)
     if not bool((x >= 0).all() & x.isfinite().all()):
         raise ValueError("`size` must be finite and ≥ 0 wherever `mask` allows an item; got a negative, NaN or inf.")
     if strata is None:

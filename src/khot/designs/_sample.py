@@ -12,11 +12,12 @@ from torch.nn.functional import logsigmoid
 from .. import _check, _shape, ops
 from .._math import noise, select
 from .._shape import Group
+from .._torch import has_values
 from ..constraints import capped_simplex
 from ..relaxations import hard_topk, sigmoid_topk, straight_through, threshold
 from ._design import SUM_TOLERANCE, Design, outer
 from ._high_entropy import ConditionalPoisson
-from ._parameters import Parameters, can_read, extremes
+from ._parameters import Parameters, extremes
 from ._pivotal import Pivotal, Systematic
 
 
@@ -79,7 +80,7 @@ def sample_khot(
         drawn = sample_parts(design, rows, k, sample_shape=sample_shape, generator=generator, group=group)
     else:
         _check_feasible(soft, dim)
-        if not can_read():  # a bad row is drawn as zeros, and NaN again in the end
+        if not has_values(rows):  # a bad row is drawn as zeros, and NaN again in the end
             rows = rows.nan_to_num(0.0)
         drawn = design(rows, k, validate_args=False).sample(sample_shape, generator=generator)
     hard = _shape.from_rows(drawn, dim if dim < 0 else dim - x.ndim, torch.float64)
@@ -217,7 +218,7 @@ def sample_relaxed_khot(
 
 def _check_feasible(soft: Tensor, dim: int) -> None:
     """Raise if a row of a relaxation is NaN, because a sample cannot be, and if values can be read."""
-    if can_read() and (is_bad := soft.detach().isnan().any(dim)).any():
+    if has_values(soft) and (is_bad := soft.detach().isnan().any(dim)).any():
         first = f", the first at index {tuple(is_bad.nonzero()[0].tolist())}" if is_bad.ndim else ""
         raise ValueError(
             "`k` must satisfy 0 ≤ k ≤ the number of entries of its row that are neither masked nor −inf, and `x` must "
@@ -322,7 +323,7 @@ class RelaxedKHot(Parameters):
             self._validate_sample(value)
         is_open = self.logits.isfinite()
         is_lost = (1 - value < 64 * torch.finfo(value.dtype).eps) & is_open
-        if can_read() and is_lost.any():
+        if has_values(value) and is_lost.any():
             got = f"{int(is_lost.sum())} entries of {is_lost.numel()} round to 1, or nearly"
             fix = "Use `rsample_logits` and `log_prob_of_logits`."
             warnings.warn(f"The density of a relaxed sample in {value.dtype} is not right: {got}. {fix}", stacklevel=2)

@@ -151,7 +151,7 @@ def stochastic_times_smooth(
 
 def _check_integer(k: Tensor, what: str) -> None:
     """Raise, if values can be read, unless every k is an integer."""
-    if not ops.is_watched() and not (k == k.round()).all():
+    if _torch.has_values(k) and not (k == k.round()).all():
         got = f"got {k[k != k.round()].flatten()[0].item():g}. `straight_through_sample` takes fractions."
         raise ValueError(f"`k` must be an integer for `{what}`; {got}")
 

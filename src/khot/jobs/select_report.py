@@ -232,7 +232,9 @@ def _decision(s: Selection) -> list[Html]:
         parts.append(figure(lines(curve, y="score", x="features", description="score against k"), caption))
     if s.candidates:
         name = s.candidates[0]["candidate"]
-        parts.append(tag("p", f"{name.capitalize()} chose: on rows held out, no other strategy's choices were worth clearly more."))
+        parts.append(
+            tag("p", f"{name.capitalize()} chose: on rows held out, no other's choices were worth clearly more.")
+        )
         parts.append(table(candidates_header(s), candidate_rows(s), [0]))
         how = (
             "Each strategy chose from training rows. A linear model and boosted trees on its columns scored the others."

@@ -99,6 +99,9 @@ class SigmoidTopKAttention(KeepsPrecision):
         """
         key = query if key is None else key
         value = key if value is None else value
+        for name, x in (("query", query), ("key", key), ("value", value)):
+            _check.scores(x, -1, name)
+            _check.last_dim(name, x, self.q_proj.in_features)
         q, k, v = (
             layer(x).unflatten(-1, (heads, -1)).transpose(-2, -3)  # (…, heads, length, d)
             for layer, x, heads in (

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _check
+from .._torch import is_shape_only
 from ..relaxations import sigmoid_topk
 from . import selectors
 from ._precision import KeepsPrecision, shown, wide_dtype
@@ -61,7 +62,7 @@ class Choice(KeepsPrecision):
         prices = torch.as_tensor([1.0] * n if costs is None else costs, dtype=torch.float64, device="cpu")
         if prices.shape != (n,):
             raise ValueError(f"`costs` must have one number per operation, {n}; got the shape {tuple(prices.shape)}.")
-        if not bool((prices > 0).all()):
+        if not is_shape_only(prices) and not bool((prices > 0).all()):
             raise ValueError(f"Every entry of `costs` must be > 0; got {float(prices.min()):g}.")
         self.k, self.selector = int(k), selector
         self.scores = nn.Parameter(torch.zeros(n))
@@ -88,7 +89,7 @@ class Choice(KeepsPrecision):
     def forward(self, x: Tensor) -> Tensor:
         """Apply the operations that the mask chooses to x; the shape is that of the operations."""
         mask = self.mask()
-        is_zero = (mask == 0).tolist()
+        is_zero = [False] * len(mask) if is_shape_only(mask) else (mask == 0).tolist()
         self.last = is_zero.index(False) if False in is_zero else None
         total: Tensor | None = None
         for operation, weight, skip in zip(self.operations, mask.unbind(), is_zero, strict=True):

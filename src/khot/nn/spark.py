@@ -10,6 +10,7 @@ from torch.nn.functional import gelu, linear, softplus
 
 from .. import _check
 from .._sparse import weighted_rows
+from .._torch import is_shape_only
 from ..relaxations import statistical_logits, statistical_topk
 
 __all__ = ["SparkAttention", "SparkCache", "SparkFFN"]
@@ -73,7 +74,8 @@ class SparkFFN(nn.Module):
         _inside("r", r, d_model + int(project), "inputs")
         _check.not_negative("smooth", smooth)
         _check.at_least("few", few, 0)
-        if float(activation(torch.zeros(1, device="cpu"))) != 0:
+        at_zero = activation(torch.zeros(1, device="cpu"))
+        if not is_shape_only(at_zero) and float(at_zero) != 0:
             raise ValueError("`activation` must be 0 at 0, because the neurons that are not chosen must stay silent.")
         self.k, self.r, self.few = int(k), int(r), int(few)
         self.activation, self.exact, self.smooth, self.keep = activation, exact, float(smooth), keep

@@ -7,7 +7,7 @@ from torch import Generator, Tensor, nn
 
 from .. import _check, _shape
 from .._math import select
-from .._torch import has_values, no_autocast
+from .._torch import has_values, no_autocast, require_values
 from ..relaxations import hard_topk, sigmoid_topk, straight_through
 from . import selectors
 from ._precision import KeepsPrecision, shown, wide_dtype
@@ -126,6 +126,7 @@ class TokenPruner(KeepsPrecision):
         is_kept = (found > 0.5) & mask
         if self.training:
             return PrunedTokens(x, found.to(x.dtype), is_kept, positions)
+        require_values("How many tokens are kept", x)
         index = select.indices(is_kept)
         is_there, index = index >= 0, index.clamp(min=0)
         weights = is_there.to(x.dtype)

@@ -6,6 +6,7 @@ from torch import Tensor
 from .. import _check, _shape, ops
 from .._math import statistical
 from .._shape import Mask, PerRow
+from .._torch import is_traced_number
 
 
 def statistical_topk(
@@ -45,8 +46,7 @@ def statistical_topk(
     Reference: You et al., "Spark Transformer: reactivating sparsity in FFN and attention" (2025).
     """
     rows = _rows(x, k, dim, mask, exact)
-    if not isinstance(k, Tensor) and k >= x.shape[dim]:
-        n = x.shape[dim]
+    if isinstance(rows.k, float) and not isinstance(k, Tensor) and k >= (n := x.shape[dim]):
         raise ValueError(f"`k` must satisfy 0 ≤ k < {n} (size of dim {dim}), because all exceed no threshold; got {k}.")
     _check.not_negative("smooth", smooth)
     y = ops.statistical_topk(rows.x, rows.k, rows.mask, exact=exact, smooth=float(smooth))
@@ -94,8 +94,12 @@ def statistical_logits(x: Tensor, k: PerRow, *, dim: int = -1, mask: Mask = None
         >>> statistical_logits(torch.tensor([2.0, 1.0, 0.0, -1.0]), 2)
         tensor([2., 1., -inf, -inf])
     """
+    _check.scores(x, dim)
     _check.positive("k", k)
-    rows = _rows(x, k if isinstance(k, Tensor) else min(k, x.shape[dim]), dim, mask, exact)
+    if x.shape[dim] == 0:
+        return x.clone()  # there is nothing to keep
+    is_number = not isinstance(k, Tensor) and not is_traced_number(k)
+    rows = _rows(x, min(k, x.shape[dim]) if is_number else k, dim, mask, exact)
     scores = rows.x.detach()
     theta = None if exact else ops.quick_cutoff(scores, rows.k, rows.mask)
     if theta is not None:

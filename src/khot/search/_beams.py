@@ -8,6 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from .. import _check
+from .._torch import require_values
 from ._select import Select, hard
 from ._soft import soft_search
 from ._steps import EMPTY, Beams, Reorder, Step, check_scores, continued, gather, reordered
@@ -66,6 +67,7 @@ def beam_search(
     for count in counts:
         _check.at_least("k", count, 1)
     _check_tokens("start", start)
+    require_values("A beam search", start)
     if lengths is not None:
         _check_tokens("lengths", lengths, tuple(start.shape))
         if len(lengths) and not 0 <= int(lengths.min()) <= int(lengths.max()) <= length:

@@ -8,7 +8,7 @@ from sklearn.covariance import ledoit_wolf
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LassoCV, LogisticRegression
 from sklearn.model_selection import GridSearchCV
-from sklearn.utils.validation import check_X_y
+from sklearn.utils.validation import check_array, check_X_y
 
 from .. import _check
 
@@ -49,6 +49,7 @@ def gaussian_knockoffs(x: np.ndarray, *, seed: int = 0) -> np.ndarray:
 
     Reference: Candès, Fan, Janson and Lv, "Panning for gold: model-X knockoffs" (2018).
     """
+    x = check_array(x, dtype=np.float64)
     mean, scale = x.mean(0), x.std(0)
     z = (x - mean) / np.where(scale > 0, scale, 1)
     rows, n = z.shape

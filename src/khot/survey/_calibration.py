@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from .. import _check
+from .._torch import require_values
 from ._estimates import Estimate, Variance, sample_tensors, variance_by
 from ._variance import double, hajek, known_from
 
@@ -52,6 +53,7 @@ def calibrate(weights: Any, known: Any, totals: Any, *, distance: Distance = lin
     """
     (d,) = sample_tensors(weights=weights)
     x, wanted = double(known), double(totals)
+    require_values("A calibration", d, x, wanted)
     if d.ndim != 1 or x.ndim != 2 or len(x) != len(d) or wanted.shape != x.shape[1:]:
         got = f"{tuple(d.shape)}, {tuple(x.shape)} and {tuple(wanted.shape)}"
         raise ValueError(f"`weights`, `known` and `totals` must have the shapes (k), (k, q) and (q); got {got}.")

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from .. import _check
+from .._torch import is_shape_only
 from ._variance import double, hajek
 
 Variance = Callable[[Tensor, Tensor], Tensor]
@@ -105,7 +106,7 @@ def sample_tensors(**given: Any) -> list[Tensor]:
     w = tensors["weights"]
     if w.shape[-1] == 0:
         raise ValueError("`weights` must be those of at least one item; got none.")
-    if not bool(((w >= 1 - 1e-9) & w.isfinite()).all()):
+    if not is_shape_only(w) and not bool(((w >= 1 - 1e-9) & w.isfinite()).all()):
         ends = f"from {float(w.min()):g} to {float(w.max()):g}"
         raise ValueError(f"`weights` must be 1/π, finite and ≥ 1, one for each item of the sample; got {ends}.")
     return list(tensors.values())

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import _check
+from .._torch import has_values
 
 Values = Tensor
 """(…, k) of the items of the sample."""
@@ -58,13 +59,14 @@ def deville(values: Values, probs: Tensor) -> Tensor:
 
 
 def _check_sample(values: Any, probs: Any) -> None:
-    """Raise unless both are tensors of the same k items, with 0 < π ≤ 1."""
-    for name, value in (("values", values), ("probs", probs)):
-        _check.instance(name, value, Tensor)
-    if not values.ndim or not probs.ndim or values.shape[-1] != probs.shape[-1]:
+    """Raise unless values and probabilities are floating tensors (…, k) of the same k ≥ 1 items."""
+    _check.scores(values, -1, "values")
+    _check.scores(probs, -1, "probs")
+    if values.shape[-1] != probs.shape[-1] or not values.shape[-1]:
         got = f"{tuple(values.shape)} and {tuple(probs.shape)}"
-        raise ValueError(f"`values` and `probs` must have the shape (…, k) of one sample; got {got}.")
-    if not bool(((probs > 0) & (probs <= 1 + 1e-6)).all()):
+        raise ValueError(f"`values` and `probs` must have the shape (…, k) with the same k ≥ 1 items; got {got}.")
+    _check.batch(values=values.shape[:-1], probs=probs.shape[:-1])
+    if has_values(probs) and not bool(((probs > 0) & (probs <= 1 + 1e-6)).all()):
         raise ValueError("`probs` must be π of the sample, 0 < π ≤ 1; got others, or NaN.")
 
 

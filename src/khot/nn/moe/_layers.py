@@ -10,6 +10,7 @@ from torch.nn.functional import linear
 
 from ... import _check
 from ..._shape import Group
+from ..._torch import no_autocast, require_values
 from .._precision import KeepsPrecision, wide_dtype
 from ._routes import sigma_topk
 from ._routing import BoundRoute, Route, Routing, check_capacity, check_mask, load, name_of, widened
@@ -66,7 +67,7 @@ class Router(KeepsPrecision):
         """
         _check.last_dim("x", x, self.weight.shape[1])
         check_mask(mask, x)
-        with torch.autocast(x.device.type, enabled=False):
+        with no_autocast(x):
             weight = widened(self.weight)
             x = x if mask is None else x.masked_fill(~mask[..., None], 0)  # padding may be NaN
             logits = linear(x.to(weight.dtype), weight)
@@ -136,6 +137,8 @@ class MoE(nn.Module):
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, generator: torch.Generator | None = None) -> MoEOutput:
         """Map tokens (…, dim) to (…, d), in the dtype of the experts' outputs; 0 where the mask (…) is False."""
+        require_values("How many tokens each expert gets", x)
+        _check.scores(x, -1)
         flat, padding = x.reshape(-1, x.shape[-1]), {}
         if mask is not None:
             check_mask(mask, x)

@@ -7,6 +7,7 @@ from torch.nn.functional import logsigmoid, softplus
 from ... import _check, ops
 from ..._math import select
 from ..._shape import Group
+from ..._torch import require_values
 from ...designs import Pivotal
 from ...relaxations import hard_topk, sigmoid_topk
 from ...relaxations import straight_through as straight
@@ -59,7 +60,7 @@ def sigma_topk(
     probs = sigmoid_topk(logits if bias is None else logits + bias.detach(), k, temperature=temperature)
     if sample and probs.numel():
         certain = probs.detach().to(torch.float64).nan_to_num(k / probs.shape[-1])  # the weights will tell of NaN
-        indices = select.indices(Pivotal(certain, k, validate_args=False).sample(generator=generator))
+        indices = select.order(Pivotal(certain, k, validate_args=False).sample(generator=generator))[..., :k]
     else:
         indices = probs.detach().topk(k, -1).indices
     weights = probs.gather(-1, indices)
@@ -252,6 +253,7 @@ def expert_choice(logits: Tensor, k: int, *, mask: Tensor | None = None, group: 
     logits, k = checked(logits, k)
     n = logits.shape[-1]
     check_mask(mask, logits)
+    require_values("How many experts a token has", logits)
     probs = logits.softmax(-1)
     flat = probs.reshape(-1, n)  # (tokens, n)
     tokens = count_of(flat, mask, over(group, "`expert_choice`"))
@@ -304,6 +306,7 @@ def dselect_k(logits: Tensor, k: int, *, num_experts: int) -> Routing:
     digits = torch.arange(num_experts, device=x.device)[:, None] >> torch.arange(m, device=x.device) & 1  # (n, m)
     each = torch.where(digits.bool(), codes[..., None, :], 1 - codes[..., None, :]).prod(-1)  # (…, k, n)
     gates = (x[..., k * m :].softmax(-1)[..., None] * each).sum(-2)
+    require_values("How many experts a token has", gates)
     slots = max(1, int((gates > 0).sum(-1).max())) if gates.numel() else k
     weights, indices = gates.topk(slots, -1)
     return Routing(gates, weights, torch.where(weights > 0, indices, num_experts), gates)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ... import _check
 from ..._math.prices import HERE, Total
 from ..._shape import Group
-from ..._torch import warn_of_ranks
+from ..._torch import require_values, warn_of_ranks
 
 
 class Routing(NamedTuple):
@@ -269,6 +269,10 @@ def update_bias(bias: Tensor, routing: Routing, *, rate: float = 1e-3, group: Gr
         >>> bias
         tensor([-0.0010, -0.0010,  0.0010])
     """
+    _check.floating("bias", bias)
+    _check.instance("routing", routing, Routing)
+    check_bias(bias, routing.probs.shape[-1])
+    _check.number("rate", rate)
     over(group, "`update_bias`")
     tokens = load(routing, group=group).to(bias.dtype)
     bias += rate * (tokens.mean() - tokens).sign()
@@ -284,6 +288,7 @@ def max_violation(routing: Routing) -> float:
         >>> max_violation(khot.nn.routing.softmax_topk(torch.eye(3)[:2], 1))
         0.5
     """
+    require_values("A number", routing.indices)
     tokens = load(routing).to(torch.float64)
     return float(tokens.max() / tokens.mean() - 1) if tokens.any() else 0.0
 
@@ -298,6 +303,7 @@ def dead_experts(routing: Routing) -> int:
         >>> dead_experts(khot.nn.routing.softmax_topk(torch.eye(3)[:2], 1))
         1
     """
+    require_values("A number", routing.indices)
     return int((load(routing) == 0).sum())
 
 
@@ -311,5 +317,6 @@ def routing_entropy(routing: Routing) -> float:
         >>> round(routing_entropy(khot.nn.routing.softmax_topk(torch.zeros(5, 3), 1)), 4)  # log 3
         1.0986
     """
+    require_values("A number", routing.probs)
     probs = routing.probs.detach() / routing.probs.detach().sum(-1, keepdim=True).clamp(min=1e-20)
     return float(_mean_of_present(torch.special.entr(probs).sum(-1), routing))

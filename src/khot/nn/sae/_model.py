@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ... import _check
 from ..._shape import Group
 from ..._sparse import SparseCode, weighted_rows
-from ..._torch import reshard, warn_of_ranks
+from ..._torch import require_values, reshard, warn_of_ranks
 from .. import selectors
 from .._precision import KeepsPrecision, shown, wide_dtype
 from . import _axes, _code, _files
@@ -284,12 +284,11 @@ class SparseAutoencoder(KeepsPrecision):
             centred = ranks.spread(inputs / self.scale, ranks.latents) - self.b_dec.detach()
         else:
             origin, centred = None, ranks.spread(inputs / self.input_scale, ranks.latents)
-        weights = self._cast(self.W_enc), self._cast(self.b_enc)
-        at = (centred.detach(), weights[0].detach(), weights[1].detach())
-        encoder = Encoder(*at, ranks.count(inputs), self.config.latents, ranks)
+        weight, bias, count = self._cast(self.W_enc), self._cast(self.b_enc), ranks.count(inputs)
+        encoder = Encoder(centred.detach(), weight.detach(), bias.detach(), count, self.config.latents, ranks)
         blocks = self._blocks(encoder)
-        a = chosen(centred, *weights, _axes.entries(blocks), rises=self._rises, origin=origin)
-        shape, selected = (*x.shape[:-1], len(weights[1])), self._selected(blocks, a, generator)
+        a = chosen(centred, weight, bias, _axes.entries(blocks), rises=self._rises, origin=origin)
+        shape, selected = (*x.shape[:-1], len(bias)), self._selected(blocks, a, generator)
         code = self._code(blocks, a, selected, shape)
         return _Pass(inputs, centred, origin, encoder, blocks, a, selected, code._replace(undo=undo))
 
@@ -316,6 +315,7 @@ class SparseAutoencoder(KeepsPrecision):
     def _inputs(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """Return (tokens, d_in), each token with mean 0 and deviation 1 if that is wanted; and what undoes that."""
         _check.scores(x, -1)
+        require_values("How many latents are active", x)
         _check.last_dim("x", x, self.config.d_in)
         rows = self._cast(x).reshape(-1, self.config.d_in)
         if not self.config.layer_norm or not len(rows):

@@ -150,6 +150,9 @@ class Attached:
         """Compute the masks for the weights, scores, budget and temperature of now."""
         self.renew()
         leaves, masks = self._leaves(), list(self.masks.values())
+        for masked in (masked for pool in self.pools for masked in pool.masked):
+            if self.shards is None:
+                _check.finite(masked.path, masked.tensor.detach())  # one NaN would make every mask NaN
         if self.shards is not None:
             self.shards.refresh(self._answer)
             self._signature, self._has_kept = None, False

@@ -46,6 +46,8 @@ def _alone(items: Tensor) -> list[Tensor]:
 # ── several units ────────────────────────────────────────────────────────────────────────────────────────────────────
 def combine(*units: Unit) -> Unit:
     """Return a unit that applies several, such as `combine(heads(), channels)`: each takes of the layers left over."""
+    if not units:
+        raise ValueError("`combine` must be given at least one unit, such as `heads()`; got none.")
     return _Combined(units)
 
 
