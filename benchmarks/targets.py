@@ -64,7 +64,7 @@ class Row(NamedTuple):
     @property
     def missed(self) -> list[str]:
         """Which of the two ratios are larger than aimed at."""
-        pairs = {"forward": (self.forward, self.forward_aim), "both": (self.both, self.both_aim)}
+        pairs = {"forward": (self.forward, self.forward_aim), "with backward": (self.both, self.both_aim)}
         return [name for name, (got, aim) in pairs.items() if got is not None and aim is not None and got > aim]
 
 
