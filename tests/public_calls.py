@@ -105,7 +105,7 @@ CALLS = {
     "khot_cross_entropy": lambda t, k: khot.khot_cross_entropy(t(3, 6), khot.hard_topk(t(3, 6), k(2))),
     "successive_halving_topk": lambda t, k: khot.successive_halving_topk(t(8, 3), t(8), k(2)),
     "iterative_topk": lambda t, k: khot.iterative_topk(t(8, 3), t(8), k(2)),
-    "horvitz_thompson": lambda t, k: khot.horvitz_thompson(t(6), khot.hard_topk(t(6), k(2)), t.positive(6)),
+    "horvitz_thompson": lambda t, k: khot.horvitz_thompson(t(6), khot.hard_topk(t(6), k(2)), t.positive(6) / 2),
     "inclusion_probs": lambda t, k: khot.inclusion_probs(t.positive(6), k(2)),
     **each(designs, DESIGNS, lambda design, t, k: law(t, k, design).sample((2,))),
     **{f"{name} has a mean": lambda t, k, name=name: law(t, k, getattr(designs, name)).mean for name in DESIGNS},

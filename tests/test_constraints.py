@@ -54,6 +54,11 @@ def test_the_bijection_with_the_capped_simplex(k):
     torch.testing.assert_close(transform.log_abs_det_jacobian(x, y), torch.linalg.slogdet(jacobian).logabsdet)
     other = torch.stack([torch.autograd.functional.jacobian(lambda t: transform(t)[1:], row) for row in x])
     torch.testing.assert_close(torch.linalg.slogdet(other).logabsdet, torch.linalg.slogdet(jacobian).logabsdet)
+    without = (y * (1 - y)).log().sum(-1)  # a volume that forgets that Σy is k
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(without, torch.linalg.slogdet(jacobian).logabsdet)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(transform.inv(y.roll(1, -1)), x)
     assert transform == torch.distributions.biject_to(capped_simplex(k)) != transform.with_cache().inv
     assert torch.autograd.gradcheck(lambda t: transform.log_abs_det_jacobian(t, transform(t)), (x.requires_grad_(),))
 
@@ -68,3 +73,5 @@ def test_a_density_on_the_capped_simplex_integrates_to_one_through_the_bijection
     z = scores - khot.threshold(scores, 1.4)[:, None]
     density = (law.log_prob_of_logits(z) + transform.log_abs_det_jacobian(x, transform(x))).exp()
     assert abs(float(density.sum()) * (axis[1] - axis[0]) ** 2 - 1) < 1e-6
+    without = law.log_prob_of_logits(z) + (transform(x) * (1 - transform(x))).log().sum(-1)
+    assert abs(float(without.exp().nansum()) * (axis[1] - axis[0]) ** 2 - 1) > 0.1, "another volume is found"

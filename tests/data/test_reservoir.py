@@ -10,8 +10,16 @@ from khot.data import Reservoir
 SIZES = scores(12).mul(1.5).exp()
 
 
-def passed(parts, seed, k=4):
-    reservoir = Reservoir(k, generator=generator(seed))
+class Forgetful(Reservoir):
+    """A broken reservoir: what it holds stands for itself alone, and not for those that left."""
+
+    def update(self, items, sizes):
+        self.threshold = 0.0
+        super().update(items, sizes)
+
+
+def passed(parts, seed, k=4, kind=Reservoir):
+    reservoir = kind(k, generator=generator(seed))
     start = 0
     for width in parts:
         reservoir.update(range(start, start + width), SIZES[start : start + width])
@@ -29,21 +37,25 @@ def test_weights_are_those_of_the_whole_stream(parts):
         assert reservoir.items == reservoir.indices.tolist()
         torch.testing.assert_close(reservoir.weights, expected[reservoir.indices], rtol=1e-12, atol=0)
         assert reservoir.seen == 12
+    if len(parts) > 2:
+        broken = [passed(parts, seed, kind=Forgetful) for seed in range(20)]
+        assert any(((r.weights / expected[r.indices] - 1).abs() > 1e-3).any() for r in broken)
 
 
 def test_frequencies_are_the_inclusion_probabilities():
     rounds, p = 2000, khot.inclusion_probs(SIZES, 4)
-    for parts in ([1] * 12, [7, 5]):
+    for parts, kind in (([1] * 12, Reservoir), ([7, 5], Reservoir), ([1] * 12, Forgetful)):
         counts, random = torch.zeros(12, dtype=torch.float64), generator(1)
         for _ in range(rounds if len(parts) == 2 else 500):
-            reservoir = Reservoir(4, generator=random)
+            reservoir = kind(4, generator=random)
             start = 0
             for width in parts:
                 reservoir.update(range(start, start + width), SIZES[start : start + width])
                 start += width
             counts[reservoir.indices] += 1
         total = counts.sum() / 4
-        assert ((counts / total - p).abs() <= 4.5 * (p * (1 - p) / total).sqrt() + 1e-12).all()
+        is_right = ((counts / total - p).abs() <= 4.5 * (p * (1 - p) / total).sqrt() + 1e-12).all()
+        assert is_right == (kind is Reservoir), "a reservoir that forgets is found"
     q = khot.designs.PlackettLuce(logits=SIZES.log(), k=4).mean
     assert ((q - p).abs() > 4.5 * (p * (1 - p) / rounds).sqrt()).any(), "the keys of others have other probabilities"
 

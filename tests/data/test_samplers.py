@@ -58,6 +58,9 @@ def test_replicas_share_an_epoch(make):
     whole = list(make(SIZES, seed=3))
     parts = [list(make(SIZES, seed=3, num_replicas=4, rank=r)) for r in range(4)]
     assert all(len(part) == len(make(SIZES, num_replicas=4, rank=0)) for part in parts)
+    own = [list(make(SIZES, seed=r, num_replicas=4, rank=r)) for r in range(4)]  # replicas that do not share a seed
+    flat = [sorted(i for s in part for i in (chain(*s) if isinstance(s[0], list) else s)) for part in (own, parts)]
+    assert flat[0] != flat[1] == sorted(chain(*whole) if isinstance(whole[0], list) else whole)
     if isinstance(whole[0], list):
         for batch, *shares in zip(whole, *parts, strict=True):
             assert sorted(chain(*shares)) == sorted(batch)
@@ -79,6 +82,9 @@ def test_a_run_resumes_in_the_middle_of_an_epoch(make):
     again.set_epoch(1)  # as a training loop does; the position stays
     assert head + list(again) == expected[0]
     assert list(again) == expected[1]
+    lost = make(SIZES, seed=99)
+    lost.load_state_dict(state | {"handed": 0})
+    assert head + list(lost) != expected[0], "a state without its position is found"
     done = make(SIZES, seed=99)
     done.load_state_dict(again.state_dict())
     assert done.state_dict()["epoch"] == 3

@@ -37,13 +37,21 @@ def test_a_design_with_known_variables_is_a_right_design(make):
     check_design(make, draws=40_000)
 
 
+@pytest.mark.parametrize("is_fair", [False, True], ids=["right", "fair coins"])
 @pytest.mark.parametrize("make", [cube, local])
-def test_inclusion_probabilities_and_sizes(make):
+def test_inclusion_probabilities_and_sizes(make, is_fair, monkeypatch):
+    """Every frequency within 5 standard errors; not if each move is decided by a fair coin, which loses the mean."""
+    unit = balanced.noise.unit
+    if is_fair:
+        monkeypatch.setattr(balanced.noise, "unit", lambda bits: unit(bits).round())
     p = torch.stack((PROBS, khot.sigmoid_topk(scores(60, seed=1), 5.5), torch.zeros(60).double()))
     p[2, 10:13] = 1
     design = make(p, torch.tensor([12.0, 5.5, 3.0]))
     x = design.sample((1000,), generator=generator())
-    assert ((x.mean(0) - p).abs() <= 5 * (p * (1 - p) / 1000).sqrt()).all()
+    is_right = bool(((x.mean(0) - p).abs() <= 5 * (p * (1 - p) / 1000).sqrt()).all())
+    assert is_right == (not is_fair)
+    if is_fair:
+        return
     assert (x.sum(-1)[:, 0] == 12).all()
     assert set(x.sum(-1)[:, 1].tolist()) == {5.0, 6.0}
     assert torch.equal(x[:, 2], p[2].expand(1000, -1))

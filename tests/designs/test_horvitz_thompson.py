@@ -80,3 +80,29 @@ def test_the_variance_from_samples_took_memory_for_all_pairs():
     ratio = y / design.mean
     less = inside * (design.mean[:, None] * design.mean / joint - 1)
     torch.testing.assert_close(got, (less * (ratio[:, None] - ratio).square()).sum((-1, -2)) / 2)
+
+
+@pytest.mark.parametrize("wrong", [0.0, -0.1, 1.5, torch.nan])
+def test_totals_of_probabilities_that_are_none(wrong):
+    """π = 0 of an item that was drawn gave inf, −0.1 and 1.5 a number."""
+    y, x, p = torch.ones(4), torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([wrong, 0.5, 0.5, 0.5])
+    with pytest.raises(ValueError, match="`probs` must be inclusion probabilities, 0 < π ≤ 1 for every item"):
+        khot.horvitz_thompson(y, x, p)
+    if wrong == 0:
+        assert khot.horvitz_thompson(y, 1 - x, p) == 4
+        return
+    with pytest.raises(ValueError, match="`probs` must be inclusion probabilities, 0 ≤ π ≤ 1"):
+        khot.horvitz_thompson_variance(y, p, torch.full((4, 4), 0.25))
+
+
+def test_totals_of_other_items():
+    """One number, or one probability, was taken as that of all items."""
+    y, p = torch.ones(4), torch.full((4,), 0.5)
+    for given in ((y[:1], y, p), (y, y, p[:1]), (y, y, p[0]), (y, y[:1], p)):
+        with pytest.raises(ValueError, match="with the same n items"):
+            khot.horvitz_thompson(*given)
+    with pytest.raises(ValueError, match="with the same n items"):
+        khot.horvitz_thompson_variance(y, p[:1], torch.full((4, 4), 0.25))
+    assert khot.horvitz_thompson(y, torch.ones(3, 4), p).tolist() == [8.0] * 3
+    rounded = torch.full((4,), 1 + torch.finfo(torch.float32).eps)
+    assert khot.horvitz_thompson(y, y, rounded) == pytest.approx(4)

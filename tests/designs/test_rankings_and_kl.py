@@ -28,6 +28,9 @@ def test_probabilities_of_rankings_by_hand(k):
     got = design.log_prob_of_ranking(rankings).exp()
     expected = torch.stack([by_hand(THETA, r.tolist()) for r in rankings])
     torch.testing.assert_close(got, expected)
+    if k > 1:
+        with pytest.raises(AssertionError):  # of the last item first
+            torch.testing.assert_close(design.log_prob_of_ranking(rankings.flip(-1)).exp(), expected)
     torch.testing.assert_close(got.sum(), torch.ones((), dtype=torch.float64))
     sets = torch.zeros(len(rankings), 5, dtype=torch.float64).scatter_(1, rankings, 1.0)
     for subset in design.enumerate_support():
@@ -73,23 +76,29 @@ def test_what_is_no_ranking(ranking):
 
 @EVERY_EXACT
 def test_divergences_of_exact_designs_by_enumeration(design):
-    p = GIVEN(A6K3) if design is Pivotal else design(A6K3)
+    make = GIVEN if design is Pivotal else design
+    p, other = make(A6K3), make(A6K3.flip(0))
     for q in (ConditionalPoisson(logits=scores(6, seed=3), k=3), ConditionalPoisson(A6K3)):
         x = p.enumerate_support()
         log_p, log_q = p.log_prob(x), q.log_prob(x)
         expected = torch.where(log_p > -torch.inf, log_p.exp() * (log_p - log_q), 0.0).sum()
         torch.testing.assert_close(kl_divergence(p, q), expected, rtol=1e-9, atol=1e-11)
+        with pytest.raises(AssertionError):  # of other items
+            torch.testing.assert_close(kl_divergence(other, q), expected, rtol=1e-9, atol=1e-11)
     assert kl_divergence(p, ConditionalPoisson(logits=scores(6), k=2)) == torch.inf
     with pytest.raises(NotImplementedError):
         kl_divergence(q, p) if design is not ConditionalPoisson else kl_divergence(q, Sampford(A6K3))
 
 
-def test_divergences_of_approximate_designs_use_their_own_mean():
+def test_divergences_of_approximate_designs_use_their_own_mean(monkeypatch):
     for p in (PlackettLuce(A6K3), Pareto(A6K3)):
         q = ConditionalPoisson(A6K3)
         x = p.enumerate_support()
         expected = (p.log_prob(x).exp() * (p.log_prob(x) - q.log_prob(x))).sum()
         torch.testing.assert_close(kl_divergence(p, q), expected, rtol=1e-8, atol=1e-10)
+        monkeypatch.setattr(type(p), "mean", property(lambda design: design.probs))  # the probabilities asked for
+        with pytest.raises(AssertionError):
+            torch.testing.assert_close(kl_divergence(p, q), expected, rtol=1e-8, atol=1e-10)
     certain = ConditionalPoisson(torch.tensor([1.0, 0.5, 0.5, 0.0], dtype=torch.float64))
     assert kl_divergence(Systematic(torch.full((4,), 0.5, dtype=torch.float64)), certain) == torch.inf
 

@@ -100,6 +100,7 @@ def test_strata_survive_expansion_and_subclasses():
     [
         ("one of 'random', 'shared', 'given'", {"order": "sorted"}),
         ("each of 0, …, 5 once", {"order": torch.tensor([0, 1, 2, 3, 4, 4])}),
+        ("integers of shape .* got torch.complex64", {"order": torch.arange(6).cfloat()}),
         (r"integers of shape \(…, 6\)", {"order": torch.rand(6)}),
         (r"integers of shape \(…, 6\)", {"order": torch.arange(5)}),
         ("6 integers, one for each item", {"strata": torch.arange(5)}),

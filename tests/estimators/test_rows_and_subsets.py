@@ -162,6 +162,10 @@ def test_noise_given_a_ranking_has_the_law_of_the_noise():
     error = (z - theta).std(0) / 200
     assert ((z - theta).mean(0) - 0.5772156649).abs().le(4.5 * error).all()
     assert ((z - theta).var(0) / (torch.pi**2 / 6) - 1).abs().max() < 0.06
+    # of one ranking of θ instead of those that were drawn, the law is another
+    given_one = _drawn_given(theta, theta.topk(3).indices, second)
+    assert ((given_one - theta).mean(0) - 0.5772156649).abs().gt(4.5 * error).any()
+    assert not torch.equal((theta + second).topk(3).indices, ranking)
 
 
 def test_errors_of_rebar():

@@ -41,6 +41,9 @@ def test_estimates_are_those_of_r():
     estimate = survey.total(Y, D, variance=survey.deville)
     assert math.isclose(estimate.value, OF_R["HT"], rel_tol=1e-13)
     assert math.isclose(estimate.variance, OF_R["varest"], rel_tol=1e-13)
+    other = survey.total(Y, D, variance=survey.hajek).variance
+    assert not math.isclose(other, OF_R["varest"], rel_tol=1e-3), "R's is not that of Hájek"
+    assert not math.isclose(survey.total(Y, [1.01 * w for w in D]).value, OF_R["HT"], rel_tol=1e-3)
     assert math.isclose(survey.mean(Y, D).value, OF_R["Hajek"], rel_tol=1e-13)
     assert math.isclose(survey.ratio(Y, [row[1] for row in X], D).value, OF_R["ratio"], rel_tol=1e-13)
     assert math.isclose(survey.calibrated_total(Y, D, X, TOTALS).value, OF_R["calest"], rel_tol=1e-12)
@@ -52,6 +55,7 @@ def test_calibrated_weights_are_those_of_r(name):
     got = survey.calibrate(D, X, TOTALS, distance=distance)
     torch.testing.assert_close(got, double(OF_R[f"calib {name}"]), rtol=1e-6, atol=0)  # R's raking stops at 1e-6
     torch.testing.assert_close(got @ double(X), double(TOTALS), rtol=1e-9, atol=0)
+    assert ((double(D) @ double(X) / double(TOTALS) - 1).abs() > 0.01).all(), "the weights of the design do not"
     other = survey.calibrate(D, X, TOTALS, distance=survey.raking if name == "linear" else survey.linear)
     assert (got - other).abs().max() > 0.1, "the other distance has other weights"
 

@@ -156,7 +156,8 @@ class Pivotal(Design):
 def _check_order(order: Tensor, parameter: Tensor, reads: bool) -> None:
     """Raise unless `order` holds 0, …, n − 1 in each row, and fits the batch."""
     n = parameter.shape[-1]
-    if order.is_floating_point() or order.dtype == torch.bool or order.ndim == 0 or order.shape[-1] != n:
+    is_integer = not (order.is_floating_point() or order.is_complex() or order.dtype == torch.bool)
+    if not is_integer or order.ndim == 0 or order.shape[-1] != n:
         raise ValueError(f"`order` must be integers of shape (…, {n}); got {order.dtype} of {tuple(order.shape)}.")
     _check.broadcasts("order", order, tuple(parameter.shape), "the parameter's shape")
     if reads and not bool((order.sort(-1).values == torch.arange(n, device=order.device)).all()):

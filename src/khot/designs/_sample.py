@@ -359,7 +359,8 @@ def horvitz_thompson(values: Tensor, sample: Tensor, probs: Tensor) -> Tensor:
     Args:
         values: y, (…, n). What is not in the sample does not matter, and may be NaN.
         sample: k-hot, (…, n).
-        probs: the inclusion probabilities π of the design, (…, n); its `mean`. All three broadcast.
+        probs: the inclusion probabilities π of the design, (…, n); its `mean`. All three broadcast, with the same n.
+            What was drawn must have 0 < π ≤ 1.
 
     Returns:
         The estimate, (…); differentiable in `values`, `probs` and a straight-through `sample`.
@@ -371,8 +372,9 @@ def horvitz_thompson(values: Tensor, sample: Tensor, probs: Tensor) -> Tensor:
         >>> horvitz_thompson(y, samples, design.mean).mean()
         tensor(9.9970)
     """
-    _check_broadcast(values=values, sample=sample, probs=probs)
+    _check_items(values=values, sample=sample, probs=probs)
     is_drawn = sample != 0
+    _check_chances(probs, is_drawn & (probs <= 0), "0 < π ≤ 1 for every item that was drawn")
     return (sample * torch.where(is_drawn, values, 0.0) / torch.where(is_drawn, probs, 1.0)).sum(-1)
 
 
@@ -400,11 +402,12 @@ def horvitz_thompson_variance(
         >>> horvitz_thompson_variance(y, design.mean, design.joint_probs())
         tensor(0.7576, dtype=torch.float64)
     """
-    _check_broadcast(values=values, probs=probs, **({} if sample is None else {"sample": sample}))
+    _check_items(values=values, probs=probs, **({} if sample is None else {"sample": sample}))
     n = values.shape[-1]
     if not isinstance(joint_probs, Tensor) or tuple(joint_probs.shape[-2:]) != (n, n):
         got = tuple(joint_probs.shape) if isinstance(joint_probs, Tensor) else type(joint_probs).__name__
         raise ValueError(f"`joint_probs` must have the shape (…, {n}, {n}); got {got}.")
+    _check_chances(probs, probs < 0, "0 ≤ π ≤ 1")
     size = probs.sum(-1, keepdim=True)
     with_size = joint_probs.sum(-1) - joint_probs.diagonal(dim1=-2, dim2=-1) + probs * (1 - size)
     is_rounding = with_size.abs() <= 8 * torch.finfo(probs.dtype).eps * size.clamp(min=1) * probs
@@ -432,14 +435,24 @@ def horvitz_thompson_variance(
     return (less * apart).sum((-1, -2)) / 2 + (with_size * ratio.square()).sum(-1)
 
 
-def _check_broadcast(**tensors: Any) -> None:
-    """Raise unless all are real tensors that broadcast."""
+def _check_items(**tensors: Any) -> None:
+    """Raise unless all are real tensors (…, n) of the same n items that broadcast."""
     for name, value in tensors.items():
         if not isinstance(value, Tensor) or value.is_complex():
             got = value.dtype if isinstance(value, Tensor) else type(value).__name__
             raise TypeError(f"`{name}` must be a real torch.Tensor; got {got}.")
     try:
         torch.broadcast_shapes(*(value.shape for value in tensors.values()))
+        is_same = len({value.shape[-1:] for value in tensors.values()}) == 1 and next(iter(tensors.values())).ndim > 0
     except RuntimeError:
+        is_same = False
+    if not is_same:
         got = ", ".join(f"`{name}` {tuple(value.shape)}" for name, value in tensors.items())
-        raise ValueError(f"These must broadcast: {got}.") from None
+        raise ValueError(f"These must broadcast, each (…, n) with the same n items: {got}.")
+
+
+def _check_chances(probs: Tensor, is_wrong: Tensor, what: str) -> None:
+    """Raise if probabilities are wrong, above 1 but for roundings, or NaN, unless they cannot be read."""
+    most = 1 + 4 * torch.finfo(probs.dtype).eps if probs.is_floating_point() else 1
+    if has_values(probs) and has_values(is_wrong) and bool((is_wrong | ~(probs <= most)).any()):
+        raise ValueError(f"`probs` must be inclusion probabilities, {what}; got others, or NaN.")
