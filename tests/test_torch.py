@@ -23,10 +23,19 @@ class Hidden:  # in front of what a base class has, from which nothing can be de
         raise AttributeError(name)
 if is_own:
     delattr(owner, name)
-if hasattr(owner, name):
+makes = getattr(type(owner), "__getattr__", None)
+if name in dir(owner) and isinstance(owner, type):
     setattr(owner, name, Hidden())
+elif makes:  # torch.ops makes names when they are asked for
+    def refuse(self, key):
+        if key == name:
+            raise AttributeError(key)
+        return makes(self, key)
+    type(owner).__getattr__ = refuse
 assert not hasattr(owner, name)
 def restore():  # torch itself needs it
+    if makes:
+        type(owner).__getattr__ = makes
     if is_own:
         setattr(owner, name, backup)
     elif name in vars(owner):
