@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 import khot
-from khot.cli._tour import EXPLORER
+from khot.cli import EXPLORER
 
 DOCS = Path(__file__).parent
 X = torch.tensor([2.4, 1.4, 0.9, 0.3, -0.3, -0.9, -1.6, -2.3], dtype=torch.float64)

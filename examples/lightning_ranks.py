@@ -51,9 +51,8 @@ if __name__ == "__main__":
     for with_group in (True, False):
         data = torch.utils.data.TensorDataset(TOKENS, WANTED)
         quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-        trainer = lightning.Trainer(
-            accelerator="cpu", devices=2, strategy="ddp", max_epochs=20, enable_model_summary=False, **quiet
-        )
+        quiet["enable_model_summary"] = False
+        trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=20, **quiet)
         model = Experts(with_group)
         trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=32))  # half of the tokens for each process
         off = max((a - b).abs().max() for a, b in zip(model.parameters(), alone.parameters(), strict=True))

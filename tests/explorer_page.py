@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from chromium import BROWSER, REQUIRED, Chromium
 
-from khot.cli._tour import EXPLORER
+from khot.cli import EXPLORER
 
 URL = EXPLORER.as_uri()
 needs_browser = pytest.mark.skipif(BROWSER is None and not REQUIRED, reason="no Chromium on this machine")

@@ -3,6 +3,14 @@
 import csv
 
 import numpy as np
+from typer.testing import CliRunner
+
+from khot.cli._app import app
+
+
+def khot(*arguments):
+    """Call `khot select`."""
+    return CliRunner().invoke(app, ["select", *map(str, arguments)])
 
 
 def write_table(path):

@@ -44,9 +44,10 @@ dispatch_keys: Callable[[Tensor], Any] = _get("torch._C._dispatch_keys", lambda 
 dispatch_modes: Callable[[], int] = _get("torch._C._len_torch_dispatch_stack", lambda: 1)
 function_modes: Callable[[], int] = _get("torch._C._len_torch_function_stack", lambda: 1)
 # The C functions with which DLPack reads a tensor, in a capsule; older versions of torch have none.
-dlpack_table: Any = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+DLPACK = "torch.Tensor.__dlpack_c_exchange_api__"
+dlpack_table: Any = _get(DLPACK, None)
 # What DLPack does not tell of a tensor: whether its sign is still to be changed, and whether its dimensions have names.
-ODDITIES = tuple(getattr(Tensor, name) for name in ("is_neg", "has_names") if hasattr(Tensor, name))
+ODDITIES = tuple(filter(None, (_get(f"torch.Tensor.{name}", None) for name in ("is_neg", "has_names"))))
 # Σ_j a[row, j]·b[column, j] for each pair of a row and a column: what the gradient of `embedding_bag` calls.
 _PRODUCTS = "torch.ops.aten._embedding_bag_per_sample_weights_backward"
 _products: Callable[..., Tensor] | None = _get(_PRODUCTS, None)
@@ -94,6 +95,36 @@ def require_values(what: str, *tensors: Any) -> None:
         raise NotImplementedError(f"{what} depends on the values of tensors, and {reason}. Use torch.compile.")
 
 
+class _Snapshot:
+    """The values of a tensor at a moment; without values it is unequal to all others."""
+
+    def __init__(self, t: Tensor) -> None:
+        self.values = t.detach().clone() if has_values(t) else None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Snapshot) or self.values is None or other.values is None:
+            return False
+        a, b = self.values, other.values
+        return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | (a != a) & (b != b)).all())
+
+
+_has_versions = _get("torch.Tensor._version", None) is not None
+
+
+def version(t: Tensor) -> Any:
+    """Return what is equal to the `version(t)` of later, if `t` is not changed in place until then.
+
+    It is torch's count of changes, which inference tensors lack; without that, a copy of the values.
+    """
+    return t._version if _has_versions else _Snapshot(t)
+
+
+def was_changed(t: Tensor, before: Any) -> bool:
+    """Return whether `t` is known to have been changed in place since its version was `before`."""
+    now = version(t)
+    return bool(now != before) and (_has_versions or (now.values is not None and before.values is not None))
+
+
 # The level of forward-mode differentiation, given `torch.autograd.forward_ad`; negative if it is off.
 _has_level = _get("torch.autograd.forward_ad._current_level", None) is not None
 forward_level: Callable[[Any], int] = attrgetter("_current_level") if _has_level else lambda module: 0
@@ -132,11 +163,13 @@ def derive(function: type[torch.autograd.Function], *arguments: Any) -> Any:
         return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
 
 
+_has_nodes = _get("torch.autograd.Function._backward_cls", None) is not None
+
+
 def apply_plain(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """Return an `apply` for ordinary tensors while no transform is active: it has nothing to unwrap or to bind."""
-    node = getattr(function, "_backward_cls", None)
-    if node is not None:
-        node.apply = function.backward  # what torch's own `apply` of a node calls, after it has looked it up
+    if _has_nodes:  # what torch's own `apply` of a node calls, after it has looked it up
+        function._backward_cls.apply = function.backward  # type: ignore[attr-defined]
     quick: Callable[..., Any] = getattr(super(torch.autograd.Function, function), "apply", function.apply)
     return quick
 
@@ -207,16 +240,17 @@ def derivative(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 _RESOLVE = "torch.distributed.distributed_c10d._resolve_process_group"
 _resolve_group: Callable[[str], Any] | None = _get(_RESOLVE, None)
+_has_world = _get("torch.distributed.distributed_c10d._world", None) is not None
 
 
 def process_group(name: str) -> Any:
     """Return the process group of a name: ops take names, because a graph cannot hold a group."""
     if _resolve_group is not None:
         return _resolve_group(name)
-    world = getattr(torch.distributed.distributed_c10d, "_world", None)
-    for group, known in getattr(world, "pg_names", {}).items():
-        if known == name:
-            return group
+    if _has_world:  # looked up each time, because torch may put another in its place
+        for group, known in torch.distributed.distributed_c10d._world.pg_names.items():
+            if known == name:
+                return group
     raise NotImplementedError(f"One row on many ranks needs `{_RESOLVE}`, which torch {torch.__version__} lacks.")
 
 

@@ -7,7 +7,7 @@ import torch
 from chromium import Server
 from explorer_page import URL, Page, needs_browser
 
-from khot.cli._tour import EXPLORER
+from khot.cli import EXPLORER
 from khot.nn import routing
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser, needs_browser]

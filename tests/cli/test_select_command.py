@@ -12,21 +12,12 @@ import time
 import numpy as np
 import polars as pl
 import pytest
-from select_tables import write_table
+from select_tables import khot
 from typer.testing import CliRunner
 
 from khot.cli._app import app
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def table(tmp_path):
-    return write_table(tmp_path / "table.csv")
-
-
-def khot(*arguments):
-    return CliRunner().invoke(app, ["select", *map(str, arguments)])
 
 
 def test_parquet_without_a_reader(tmp_path, monkeypatch):

@@ -6,21 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from select_tables import rewritten, write_table
-from typer.testing import CliRunner
-
-from khot.cli._app import app
+from select_tables import khot, rewritten
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def table(tmp_path):
-    return write_table(tmp_path / "table.csv")
-
-
-def khot(*arguments):
-    return CliRunner().invoke(app, ["select", *map(str, arguments)])
 
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

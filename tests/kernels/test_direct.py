@@ -196,7 +196,7 @@ def test_bind_wants_every_name():
     ("lack", "why"),
     [
         ("sys.modules['khot.kernels._direct'] = None", "no extension for small calls"),
-        ("del torch.Tensor.__dlpack_c_exchange_api__", "has no `Tensor.__dlpack_c_exchange_api__`"),
+        ("del torch.Tensor.__dlpack_c_exchange_api__", "has no `torch.Tensor.__dlpack_c_exchange_api__`"),
     ],
 )
 def test_without_it_calls_go_through_ctypes(lack, why):

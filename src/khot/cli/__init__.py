@@ -10,6 +10,7 @@ from khot_cli import main as main
 from .._extras import require
 from .._version import __version__
 from ..kernels import status
+from ._tour import EXPLORER as EXPLORER
 from ._tour import show_explorer as show_explorer
 
 

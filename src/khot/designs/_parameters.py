@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 from torch.distributions import Distribution, constraints
 
 from .. import _check
-from .._torch import forward_level, has_values
+from .._torch import forward_level, has_values, version
 from ..relaxations import sigmoid_topk
 
 PER_ROW, PER_ITEM = ("k", "temperature"), ("parameter", "_permutation")  # what `expand` expands, where it is a tensor
@@ -102,10 +102,10 @@ class Parameters(Distribution):
         is_traced = not has_values(self.parameter) or forward_level(forward_ad) >= 0
         return is_traced or any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
 
-    def _versions(self, value: Tensor) -> list[int]:
-        """Return how often each tensor that a kept value depends on was changed in place."""
+    def _versions(self, value: Tensor) -> list[Any]:
+        """Return a version of each tensor that a kept value depends on, to notice changes in place."""
         tensors = (self.parameter, self.k, value)
-        return [t._version for t in tensors if isinstance(t, Tensor) and not t.is_inference()]
+        return [version(t) for t in tensors if isinstance(t, Tensor) and not t.is_inference()]
 
     @property
     def _sizes(self) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from .. import _check
+from .._torch import version, was_changed
 from ..designs import ConditionalPoisson, Design
 from ._mean import differentiable_mean
 
@@ -242,9 +243,9 @@ def _draw(design: Design, num_samples: int, generator: Generator | None, antithe
 
 def evaluate(fn: Objective, x: Tensor) -> Tensor:
     """Return the losses of samples (…, n); raise unless there is one for each sample and row."""
-    version = None if x.is_inference() else x._version
+    before = None if x.is_inference() else version(x)
     losses: Any = fn(x)
-    if version is not None and x._version != version:
+    if before is not None and was_changed(x, before):
         raise ValueError("`fn` must not change its samples in place; it did. Use `x.clone()`.")
     if not isinstance(losses, Tensor) or losses.shape != x.shape[:-1]:
         got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__

@@ -108,7 +108,7 @@ def _load_direct() -> tuple[Any, str]:
     if _direct.abi != LIBRARY.khot_abi():
         return None, "; calls by ctypes: the extension for small calls is another version's, reinstall khot"
     if _torch.dlpack_table is None:
-        return None, f"; calls by ctypes: torch {torch.__version__} has no `Tensor.__dlpack_c_exchange_api__`"
+        return None, f"; calls by ctypes: torch {torch.__version__} has no `{_torch.DLPACK}`"
     return _direct, ""
 
 

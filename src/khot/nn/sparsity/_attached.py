@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ... import _check
-from ..._torch import reshard
+from ..._torch import reshard, version
 from .._budgets import wrapped
 from .._choice import Choice
 from ._masks import Problem, Rule, dense_gradient, masked_gradient, sampled, soft, soft_gradient, straight_through
@@ -138,7 +138,7 @@ class Attached:
         return tensors + [theta for pool in self.pools for theta in pool.thetas]
 
     def _sign(self) -> Any:
-        return [(leaf._version, leaf.data_ptr(), leaf.dtype) for leaf in self._leaves()]
+        return [(version(leaf), leaf.data_ptr(), leaf.dtype) for leaf in self._leaves()]
 
     def move(self, moment: Moment) -> None:
         """Go to another moment; the unit of the temperature is measured again when masks are computed next."""
@@ -170,7 +170,7 @@ class Attached:
             keep = self._keep if self.score.needs_gradient else None
             products = MaskedWeights.apply(self._answer, keep, *leaves)
         for mask, product, leaf in zip(masks, products, leaves, strict=False):
-            mask.product, mask.version = product, leaf._version
+            mask.product, mask.version = product, version(leaf)
         self._signature, self._has_kept = self._sign(), False
         if not all(mask.training for mask in masks):
             self.refresh_kept()

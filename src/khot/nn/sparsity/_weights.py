@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from ... import _check, ops
 from ..._math.cdfs import SIGMOID
+from ..._torch import version, was_changed
 
 CHUNK = 2**18  # entries that are computed at once: they stay in the cache
 
@@ -37,7 +38,7 @@ class MaskedWeights(torch.autograd.Function):
         with torch.enable_grad():
             ctx.answer = answer(*ctx.leaves)
         ctx.keep = keep
-        ctx.versions = [leaf._version for leaf in ctx.leaves]
+        ctx.versions = [version(leaf) for leaf in ctx.leaves]
         ctx.set_materialize_grads(False)
         masks = (mask.to(w.dtype) for w, mask in zip(leaves, ctx.answer.masks, strict=False))
         return tuple(weight.detach() * mask for weight, mask in zip(leaves, masks, strict=False))
@@ -45,7 +46,7 @@ class MaskedWeights(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        if ctx.versions != [leaf._version for leaf in ctx.leaves]:
+        if any(map(was_changed, ctx.leaves, ctx.versions)):
             raise RuntimeError("Weights must not change between forward and backward; call `step()` after backward.")
         if ctx.keep is not None:
             ctx.keep(gradients)
@@ -113,6 +114,7 @@ class FusedMagnitude(torch.autograd.Function):
             torch.mul(w.detach(), m.view(w.shape), out=out)
         memory.values = values
         ctx.memory, ctx.uses, ctx.heat, ctx.weights = memory, memory.uses, heat, [w.detach() for w in weights]
+        ctx.versions = [version(w) for w in ctx.weights]
         ctx.flow = (values, memory.soft, None)[direct]
         ctx.set_materialize_grads(False)
         return tuple(product.detach() for product in memory.products)
@@ -121,7 +123,7 @@ class FusedMagnitude(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         memory = ctx.memory
-        if ctx.uses != memory.uses:
+        if ctx.uses != memory.uses or any(map(was_changed, ctx.weights, ctx.versions)):
             raise RuntimeError("Weights must not change between forward and backward; call `step()` after backward.")
         parts = [
             (w.reshape(-1), None if g is None else g.reshape(-1), m, flow)
@@ -222,7 +224,7 @@ class Mask(nn.Module):
         self.owner = owner
         self.mask = self.kept = torch.ones((), dtype=tensor.dtype, device=tensor.device)
         self.product: Tensor | None = None  # weight · mask of this step, with its graph
-        self.version = -1  # of the weight in that product
+        self.version: Any = -1  # of the weight in that product
         self.flow: Tensor | None = None
         self.is_plain = True  # whether the gradient of a weight is that of the product
         self.gradient: Tensor | None = None
@@ -231,7 +233,7 @@ class Mask(nn.Module):
         if not self.training:
             return weight * _whole(self.kept, weight)
         if self.product is not None:
-            if not torch.compiler.is_compiling() and weight._version != self.version:
+            if not torch.compiler.is_compiling() and version(weight) != self.version:
                 self.owner.refresh()  # and not only before the whole model is called
             return self.product
         mask = _whole(self.mask, weight)
