@@ -19,6 +19,7 @@ from benchmarks import (
     moe_theory,
     ranks_sae,
     regression,
+    sae_peers,
     sae_report,
     scaling,
     selection_report,
@@ -47,6 +48,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "sae-density": lambda: sae_report.density(sae_report.read(_text("sae"))),
     "sae-l0": lambda: sae_report.loss_against_l0(sae_report.read(_text("sae"))),
     "sae-dead": lambda: sae_report.dead(sae_report.read(_text("sae"))),
+    "sae-peers": lambda: sae_peers.figure(_rows("sae_peers")),
     "feature-selection": lambda: selection_report.figure(selection_report.from_csv(_text("feature_selection"))),
     "feature-selection-choices": lambda: feature_selection_choices.figure(
         selection_report.from_csv(_text("feature_selection_choices"))
