@@ -3,7 +3,7 @@
 A piecewise-linear regression and scikit-learn's digits, beside a dense network with as many parameters as a token meets
 and a linear model. Settings (learning rate, temperature, weight of the balance) are the best of a grid on three other
 seeds, on data that is not scored. All seeds of a router are trained at once, with the same batches for every router.
-Writes results/moe.csv, results/moe_load.csv (the run over time), docs/tables/moe.md and docs/img/moe-load.svg; half an
+Writes results/moe.csv, results/moe_load.csv (the run over time), docs/tables/moe.md and docs/img/moe-load.svg; an
 hour, one thread. Ctrl-C ends early, and writes what there is. `--more` keeps the runs of the CSVs, and adds those that
 are missing; `--settings FILE` takes the settings of an earlier moe.csv, and tunes only what it has not.
 """
@@ -64,7 +64,7 @@ class Plan:
     """0 for no tuning: the first of each list."""
 
 
-FULL = Plan(seeds=tuple(range(5)), steps=1000, points=10, tuning_steps=500)
+FULL = Plan(seeds=tuple(range(10)), steps=1000, points=10, tuning_steps=500)
 QUICK = Plan(seeds=(0, 1), steps=100, points=5, tuning_steps=0)
 
 
