@@ -29,7 +29,7 @@ PUBLIC = {
         *("Choice", "perturbation_scores"),
         "global_budget",
     },
-    "khot.kernels": {"cpu", "cpu_logs", "status"},
+    "khot.kernels": {"cpu", "cpu_costs", "cpu_logs", "cpu_samplers", "status"},
     "khot.distributed": {"Message", "messages", "spread", "total"},
     "khot.sae": {
         *("train", "Training", "Trainer", "Run", "Point", "Recipe", "RECIPES", "HELD_OUT", "measure"),
