@@ -11,6 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +60,13 @@ def build(sources: Path, library: Path, extension: Path) -> str:
         # The library uses the copy of GNU's OpenMP that torch has loaded (kernels/_native.py). If it named libgomp.so.1
         # itself, it would get a second one, with threads of its own, wherever torch's copy has another name.
         runtime = [] if sys.platform == "linux" and "clang" not in version.lower() else openmp
-        objects = []
-        for source in sorted(sources.glob("*.cpp")):
-            if source.name in WIDE and not x86:
-                continue
-            objects.append(f"{folder}/{source.stem}.o")
-            flags = [*FLAGS, *openmp, abi, *WIDE.get(source.name, [])]
-            failure = run([*found, *flags, "-c", str(source), "-o", objects[-1]])
+        chosen = [source for source in sorted(sources.glob("*.cpp")) if x86 or source.name not in WIDE]
+        objects = [f"{folder}/{source.stem}.o" for source in chosen]
+        common = [*found, *FLAGS, *openmp, abi]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # a few minutes of one core
+            parts = zip(chosen, objects, strict=True)
+            failures = pool.map(lambda p: run([*common, *WIDE.get(p[0].name, []), "-c", str(p[0]), "-o", p[1]]), parts)
+        for source, failure in zip(chosen, failures, strict=True):
             if failure:
                 return f"not built: {source.name}: {failure}"
         failure = run([*found, "-shared", *runtime, *objects, "-o", f"{folder}/{library.name}"])

@@ -86,6 +86,21 @@ BASES: dict[str, Fn] = {
     BINARY: _cross_entropy(lambda x, y: binary_cross_entropy_with_logits(x, y)),
 }
 LONG = ((1, 1_000_000), 100_000)
+
+
+def _with_costs(fn: Callable[..., Tensor]) -> Fn:
+    """Return the call with costs from 0.5 to 1.5, and with the budget k: the mean cost is 1."""
+    costs: dict[int, Tensor] = {}
+
+    def call(x: Tensor, k: int) -> Tensor:
+        n = x.shape[-1]
+        if n not in costs:
+            costs[n] = torch.rand(n, generator=torch.Generator().manual_seed(1)) + 0.5
+        return fn(x, k, costs=costs[n])
+
+    return call
+
+
 TARGETS = [
     Target("sigmoid_topk", *LONG, khot.sigmoid_topk, "torch.sigmoid", 1.0, 1.1),
     Target("sigmoid_topk", (512, 16384), 64, khot.sigmoid_topk, "torch.softmax", 0.8, 0.9),
@@ -99,6 +114,12 @@ TARGETS = [
     Target("normal_topk", *LONG, khot.normal_topk, "torch.sigmoid", 8.0, 8.0),
     Target("cauchy_topk", *LONG, khot.cauchy_topk, "torch.sigmoid", 8.0, 8.0),
     Target("power_topk", *LONG, khot.power_topk, "torch.sigmoid", 8.0, 8.0),
+    # Calls with costs are held to what the members of the family without a quick way are.
+    *(
+        Target(f"{fn.__name__}, costs", shape, k, _with_costs(fn), "torch.sigmoid", 8.0, 8.0)
+        for shape, k in (LONG, ((4096, 64), 6))
+        for fn in (khot.sigmoid_topk, khot.normal_topk)
+    ),
     Target("khot_cross_entropy", *LONG, _cross_entropy(khot.khot_cross_entropy), BINARY, None, 2.0),
 ]  # fmt: skip
 SAMPLES = {"Pivotal": 0.5, "Systematic": 0.25}

@@ -43,7 +43,8 @@ def test_all_coins_give_the_probabilities_of_subsets(probs):
     p = torch.tensor(probs, dtype=torch.float64)
     is_integer = torch.tensor(float(p.sum()) == round(float(p.sum())))
     levels, residual = pivotal.plan(p)
-    odds = torch.cat([pivotal.shares(level) for level in levels])
+    goes_on = [pivotal.shares(level) for level in levels]  # a coin: whether the left is ahead
+    odds = torch.cat([torch.where(level.is_won, 1 - t, t) for level, t in zip(levels, goes_on, strict=True)])
     total = torch.cat([level.total for level in levels])
     pattern = torch.arange(2 ** len(odds))[:, None] >> torch.arange(len(odds)) & 1
     coin = torch.where(pattern == 1, odds / 2, (1 + odds) / 2)

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import khot
-from khot import ops
+from khot import _torch, ops
 from khot._math import cdfs
 from khot.kernels import _native
 from khot.ops import _topk
@@ -45,6 +45,7 @@ def test_the_same_bits_as_by_ctypes(name, dtype, shape, monkeypatch):
             dxs += [torch.autograd.grad(ys[-1], x, g, retain_graph=True)[0] for g in upstream]
         monkeypatch.setattr(ops, "direct_topk", decline)
         monkeypatch.setattr(_topk, "_direct_pull", decline)
+        monkeypatch.setattr(_topk._TopK._backward_cls, "apply", _topk._TopK.backward)
     for results in (ys, dxs):
         half = len(results) // 2
         for mine, other in zip(results[:half], results[half:], strict=True):
@@ -205,3 +206,26 @@ def test_without_it_calls_go_through_ctypes(lack, why):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "[0.5, 0.5, 0.5, 0.5] [0.1875, -0.0625, -0.0625, -0.0625]" in done.stdout
     assert why in done.stdout
+
+
+def test_nodes_call_the_extension_with_the_bits_of_python():
+    x, g = torch.randn(2, 16, 64)
+    x.requires_grad_()
+    y = khot.sigmoid_topk(x, 4)
+    found = []
+    try:
+        for method_of in (_topk._method_of, None):
+            _torch.call_from_nodes(_topk._TopK, method_of)
+            found.append(torch.autograd.grad(y, x, g, retain_graph=True)[0])
+            (dx,) = torch.autograd.grad(y, x, g, create_graph=True)
+            found.append(dx.detach())
+            found.append(torch.autograd.grad(dx.square().sum(), x, retain_graph=True)[0])
+    finally:
+        _torch.call_from_nodes(_topk._TopK, _topk._method_of)
+    assert "method" in type(_topk._TopK._backward_cls.apply).__name__
+    assert all(torch.equal(a, b) for a, b in zip(found[:3], found[3:], strict=True))
+    torch.autograd.grad(y, x, g)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(y, x, g)
+    with pytest.raises(TypeError, match="takes a type"):
+        _topk._method_of(3)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from cases import scores
+from cases import PROMISED, scores
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,9 +42,7 @@ def test_grid(name, dtype, path):
         got = _native.native_topk(x.expand(len(k), n), k, temperature, None, path=PATHS[path])
         expected = eager(x.double().expand(len(k), n), k, temperature).to(dtype)
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-6 if dtype == torch.float32 else 1e-10)
-        assert bool(
-            ((got.double().sum(-1) - k).abs() <= (1e-6 if dtype == torch.float32 else 1e-9) * k.clamp(min=1)).all()
-        )
+        assert bool(((got.double().sum(-1) - k).abs() <= PROMISED[dtype] * k.clamp(min=1)).all())
 
 
 @needs_native
@@ -63,9 +61,9 @@ def test_family_on_the_grid(name, cdf, dtype, path):
             x.double().expand(len(k), n), k, temperature, None, cdfs.cdf_by_name(cdf), early_stop=True
         )
         assert bool(((got >= 0) & (got <= 1)).all())
-        torch.testing.assert_close(got, exact.to(dtype), rtol=0, atol=1e-6 if dtype == torch.float32 else 1e-9)
+        torch.testing.assert_close(got, exact.to(dtype), rtol=0, atol=PROMISED[dtype])
         error = (got.double().sum(-1) - k).abs() / k.clamp(min=1)
-        assert float(error.max()) <= (1e-6 if dtype == torch.float32 else 1e-9)
+        assert float(error.max()) <= PROMISED[dtype]
 
 
 @needs_native
@@ -219,4 +217,4 @@ def test_eager_reference_keeps_its_promise(name, dtype):
         x = scores(name, n, dtype)
         k, temperature = (t.flatten() for t in torch.meshgrid(*rows(counts(n), TEMPERATURES), indexing="ij"))
         total = eager(x.expand(len(k), n), k, temperature).double().sum(-1)
-        assert bool(((total - k).abs() <= (1e-6 if dtype == torch.float32 else 1e-9) * k.clamp(min=1)).all())
+        assert bool(((total - k).abs() <= PROMISED[dtype] * k.clamp(min=1)).all())

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from khot._math import noise
-from khot.kernels import _native
+from khot.kernels import _native, _samplers
 
 needs_native = pytest.mark.skipif(_native.LIBRARY is None, reason=_native.REASON)
 HEADER = _native.HERE / "native" / "khot.h"
@@ -118,7 +118,7 @@ def declared_fields(name: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(
     ("name", "struct"),
-    [("khot_rows", _native._Rows), ("khot_draws", _native._Draws), ("khot_signals", _native._Signals)],
+    [("khot_rows", _native._Rows), ("khot_draws", _native.Draws), ("khot_signals", _native._Signals)],
 )
 def test_structs_are_those_of_the_header(name, struct):
     assert [(KINDS[kind], field) for kind, field in declared_fields(name)] == [(t, f) for f, t in struct._fields_]
@@ -136,13 +136,13 @@ def test_codes_are_those_of_the_header():
     assert "KHOT_PORTABLE = 0, KHOT_AVX2 = 1, KHOT_AVX512 = 2" in text
     assert "KHOT_SIGMOID, KHOT_LAPLACE, KHOT_EUCLIDEAN, KHOT_NORMAL, KHOT_CAUCHY, KHOT_POWER, KHOT_CDFS" in text
     assert (_native.PORTABLE, _native.AVX2, _native.AVX512) == (0, 1, 2)
-    assert {torch.float32: 0, torch.float64: 1} == _native._DTYPES
+    assert {torch.float32: 0, torch.float64: 1} == _native.DTYPES
 
 
 @needs_native
 def test_orders_are_those_of_the_reference():
     keys = torch.tensor([3, -5, 2**62])
-    assert torch.equal(_native.order(keys, 700), noise.order(keys, 700))
+    assert torch.equal(_samplers.order(keys, 700), noise.order(keys, 700))
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from cases import RELAXATIONS, scores
+from cases import PROMISED, RELAXATIONS, scores
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -94,7 +94,7 @@ def test_fixed_steps_solve_the_grid_too(name, dtype):
     )
     p = threshold.topk(x.expand(len(k), n), k, temperature, None, cdfs.SIGMOID, early_stop=False)
     stopped = threshold.topk(x.expand(len(k), n), k, temperature, None, cdfs.SIGMOID, early_stop=True)
-    torch.testing.assert_close(p, stopped, rtol=0, atol=1e-6 if dtype == torch.float32 else 1e-9)
+    torch.testing.assert_close(p, stopped, rtol=0, atol=PROMISED[dtype])
 
 
 def test_fixed_steps_handle_bad_and_infinite_rows_alike():

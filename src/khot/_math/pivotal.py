@@ -2,8 +2,9 @@
 
 A node leaves one of its leaves undecided, the survivor. Its probability is the fractional part of the sum of the node's
 leaves, its residual, so the odds of every duel are known before a coin is thrown. Children with residuals a and b have
-s = a + b. If s < 1, one of them becomes 0 and the left goes on with probability a/s; otherwise one becomes 1 and the
-left goes on with probability (1 − a)/(2 − s). The size of the sample does not depend on the coins.
+s = a + b. If s < 1, one of them becomes 0 and the left goes on with probability a/s; otherwise one becomes 1, and the
+left does so with probability (1 − b)/(2 − s), and the other goes on. No coin changes the size of the sample. At s = 1
+both say the same of a coin, so that a sum that rounds to either side of 1 gives the same sample.
 """
 
 from typing import NamedTuple
@@ -22,7 +23,7 @@ class Level(NamedTuple):
     left: Tensor  # (…, m) residual of the left child
     right: Tensor  # (…, m) of the right; 0 where there is none
     is_won: Tensor  # (…, m) bool: whether the one that stops becomes 1 (else 0)
-    odds: Tensor  # (…, m) the left goes on if coin · total < odds
+    odds: Tensor  # (…, m) the left is ahead if coin · total < odds: it becomes the 1, or if there is none it goes on
     total: Tensor  # (…, m)
     size: int  # how many nodes were below: 2m, or 2m − 1
 
@@ -31,13 +32,27 @@ def plan(p: Tensor) -> tuple[list[Level], Tensor]:
     """Return the duels from the leaves to the root, and the residual of the root (…); differentiable."""
     levels = []
     while p.shape[-1] > 1:
-        size = p.shape[-1]
-        a, b = pad(p, (0, size % 2)).unflatten(-1, (-1, 2)).unbind(-1)
-        s = a + b
-        is_won = s >= 1
-        levels.append(Level(a, b, is_won, torch.where(is_won, 1 - a, a), torch.where(is_won, 2 - s, s), size))
-        p = s - is_won.to(s.dtype)
+        level, p = duels(p)
+        levels.append(level)
     return levels, p[..., 0]
+
+
+def duels(p: Tensor) -> tuple[Level, Tensor]:
+    """Return the duels between neighbours (…, n), and the residuals of their parents (…, m)."""
+    size = p.shape[-1]
+    a, b = pad(p, (0, size % 2)).unflatten(-1, (-1, 2)).unbind(-1)
+    s = a + b
+    is_won = s >= 1
+    return Level(a, b, is_won, torch.where(is_won, 1 - b, a), torch.where(is_won, 2 - s, s), size), s - is_won.to(
+        s.dtype
+    )
+
+
+def settle(value: Tensor, coins: Tensor, odds: Tensor, total: Tensor, is_won: Tensor) -> Tensor:
+    """Return the values of the children (…, 2m) of nodes whose survivors have the values (…, m)."""
+    goes_on = (coins * total < odds) ^ is_won
+    pair = torch.where(goes_on, value, is_won), torch.where(goes_on, is_won, value)
+    return torch.stack(pair, -1).flatten(-2)
 
 
 class Strata(NamedTuple):
@@ -114,10 +129,8 @@ def sample(p: Tensor, root: Tensor, uniforms: Tensor) -> Tensor:
     end = uniforms.shape[-1]
     for level in reversed(levels):
         start = end - level.odds.shape[-1]
-        goes_on = uniforms[..., start:end] * level.total < level.odds
+        value = settle(value, uniforms[..., start:end], level.odds, level.total, level.is_won)[..., : level.size]
         end = start
-        pair = torch.where(goes_on, value, level.is_won), torch.where(goes_on, level.is_won, value)
-        value = torch.stack(pair, -1).flatten(-2)[..., : level.size]
     return value.expand(p.shape)
 
 
@@ -185,8 +198,8 @@ def variance_of_sum(p: Tensor, weights: Tensor) -> Tensor:
 
 def shares(level: Level) -> Tensor:
     """Return the probability that the left goes on (…, m); ½ where the duel decides nothing."""
-    is_empty = level.total <= 0
-    return torch.where(is_empty, 0.5, level.odds / torch.where(is_empty, 1.0, level.total))
+    is_empty, left = level.total <= 0, torch.where(level.is_won, 1 - level.left, level.left)
+    return torch.where(is_empty, 0.5, left / torch.where(is_empty, 1.0, level.total))
 
 
 def log_prob(p: Tensor, x: Tensor, is_integer: Tensor) -> Tensor:

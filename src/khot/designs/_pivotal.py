@@ -32,7 +32,7 @@ class Pivotal(Design):
     Examples:
         >>> design = Pivotal(torch.tensor([0.2, 0.5, 0.5, 0.8]))
         >>> design.sample(generator=torch.Generator().manual_seed(0))
-        tensor([0., 1., 0., 1.])
+        tensor([0., 0., 1., 1.])
         >>> Pivotal(logits=torch.tensor([2.0, 1.0, 0.0, -1.0]), k=2).mean
         tensor([0.8176, 0.6225, 0.3775, 0.1824])
         >>> halves = Pivotal(torch.full((6,), 0.5), 3, strata=torch.tensor([0, 0, 1, 1, 1, 1]))

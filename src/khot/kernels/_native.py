@@ -1,6 +1,7 @@
 """The native CPU library: plain C functions over raw pointers, called with ctypes."""
 
 import ctypes
+import functools
 import hashlib
 import platform
 import re
@@ -13,7 +14,7 @@ from torch import Tensor
 from .. import _torch
 from .._math import pursuit, threshold
 from .._math.cdfs import SIGMOID
-from .._shape import Mask, PerRow, per_row
+from .._shape import Costs, Mask, PerRow, per_row
 
 HERE = Path(__file__).parent
 # The path: the widest vectors that a call may use, if the machine has them.
@@ -24,7 +25,7 @@ PATHS = {AVX512: "AVX-512", AVX2: "AVX2", PORTABLE: _BASELINE}
 CDFS = {"sigmoid": 0, "laplace": 1, "euclidean": 2, "normal": 3, "cauchy": 4}  # the cdfs of native/khot.h
 IN_EVERY_DTYPE = ("sigmoid", "laplace", "euclidean")  # the others, and powers, are in float32 alone
 _POWER, MOST_POWER = 5, 4.0  # a larger exponent would multiply the roundings of margins beyond 1e-6
-_DTYPES = {torch.float32: 0, torch.float64: 1}
+DTYPES = {torch.float32: 0, torch.float64: 1}
 HALVES = {torch.bfloat16: 2, torch.float16: 3}  # for `half_topk` and `half_pull` alone
 _NUMBERS = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "int": ctypes.c_int32, "double": ctypes.c_double}
 _NUMBERS["uint32_t"] = ctypes.c_uint32
@@ -53,7 +54,7 @@ def _declared(header: Path) -> tuple[dict[str, Any], dict[str, tuple[list[Any], 
 
 _STRUCTURES, _SIGNATURES = _declared(HERE / "native" / "khot.h")
 _Rows: Any = _STRUCTURES.get("khot_rows")
-_Draws: Any = _STRUCTURES.get("khot_draws")
+Draws: Any = _STRUCTURES.get("khot_draws")
 _Signals: Any = _STRUCTURES.get("khot_signals")
 _Cells: Any = _STRUCTURES.get("khot_cells")
 
@@ -77,7 +78,7 @@ def _load() -> tuple[Any, str]:
     except (OSError, AttributeError) as error:
         return None, f"eager torch (native library does not load: {error})"
     width = PATHS[library.khot_path()]
-    what = "top-k (sigmoid, Laplace, Euclidean, float32 normal, Cauchy and power, hard, statistical), "
+    what = "top-k (sigmoid, Laplace, Euclidean, float32 normal, Cauchy and power, with costs too, hard, statistical), "
     what += "logarithms, thresholds and losses of float32 rows, "
     what += "pivotal and systematic samples, matching pursuit, certified attention"
     return library, f"native, {width} (for {what}; eager torch for the rest; {built})"
@@ -117,19 +118,21 @@ _DIRECT, _why = (None, "") if LIBRARY is None else _load_direct()
 REASON += _why
 
 
-def direct(**names: Any) -> tuple[Any, Any]:
+def direct(**names: Any) -> tuple[Any, Any, Any]:
     """Return two functions that call the library without ctypes: (x, k, T, dim, cdf) → y, and (g, y, T, cdf) → dx.
 
     They return None for a call that is not simple: not an ordinary contiguous CPU tensor, say. Where the extension, or
-    what it needs of torch, is missing, they always do. `names` are the functions of torch and khot that it calls.
+    what it needs of torch, is missing, they always do. The third makes the method by which nodes of a type call the
+    second, or is None. `names` are the functions of torch and khot that the extension calls.
     """
     if _DIRECT is None:
-        return (lambda *_: None), (lambda *_: None)
+        return (lambda *_: None), (lambda *_: None), None
     topk, pull = (ctypes.cast(f, ctypes.c_void_p).value for f in (LIBRARY.khot_topk, LIBRARY.khot_topk_pull))
     _DIRECT.bind(topk=topk, topk_pull=pull, path=WIDE, exchange=_torch.dlpack_table, **names)
-    return _DIRECT.topk, _DIRECT.pull
+    return _DIRECT.topk, _DIRECT.pull, _DIRECT.method_of
 
 
+@functools.cache
 def has_kernel(cdf: str, dtype: torch.dtype) -> bool:
     """Return whether `native_topk` and `native_pull` take the cdf."""
     if LIBRARY is None or dtype != torch.float32:
@@ -178,15 +181,29 @@ def _solve(
     return result
 
 
-def call(name: str, x: Tensor, k: Any, temperature: Any, mask: Mask, path: int, cdf: str, *rest: float | None) -> None:
-    """Call a function of rows; x is contiguous, and the rest are numbers and addresses."""
+def call(
+    name: str,
+    x: Tensor,
+    k: Any,
+    temperature: Any,
+    mask: Mask,
+    path: int,
+    cdf: str,
+    *rest: float | None,
+    costs: Costs = None,
+) -> None:
+    """Call a function of rows; x is contiguous, and the rest are numbers and addresses. Costs are of x's dtype."""
     n = x.shape[-1]
     k, k_address, k_stride, k_of_all = _column(k)
     temperature, address, stride, of_all = _column(temperature)
     mask, mask_address, mask_row_stride, mask_stride = _mask(mask, n)
+    if costs is not None:
+        costs = costs.reshape(-1, n)  # as in `_mask`
+        costs = costs if costs.stride(1) == 1 or n == 1 else costs.contiguous()
     rows = _Rows(
         x.data_ptr(), x.numel() // n, n, k_address, k_stride, address, stride, mask_address, mask_row_stride,
-        mask_stride, k_of_all, of_all, (_DTYPES | HALVES)[x.dtype], torch.get_num_threads(), path, *_law(cdf),
+        mask_stride, k_of_all, of_all, (DTYPES | HALVES)[x.dtype], torch.get_num_threads(), path, *_law(cdf),
+        _address(costs), 0 if costs is None else costs.stride(0),
     )  # fmt: skip
     if getattr(LIBRARY, name)(rows, *rest):
         raise MemoryError(f"no memory for rows of {n} scores as float32; use fewer threads")
@@ -216,17 +233,35 @@ def native_pull(
     return _solve("khot_topk_pull", y, 0.0, temperature, None, path, cdf, (g.data_ptr(),), (address,))
 
 
-def half_topk(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: str = "sigmoid", path: int = WIDE) -> Tensor:
-    """Return `native_topk` of scores in half precision: computed in float32, a few rows at a time, and rounded once."""
-    return _solve("khot_half_topk", x, k, temperature, mask, path, cdf)
+def half_topk(
+    x: Tensor,
+    k: PerRow,
+    temperature: PerRow,
+    mask: Mask,
+    cdf: str = "sigmoid",
+    path: int = WIDE,
+    roots: Tensor | None = None,
+) -> Tensor:
+    """Return `native_topk` of scores in half precision: computed in float32, a few rows at a time, and rounded once.
+
+    What `half_pull` needs beside the scores is written to `roots`, (rows, 2) float64.
+    """
+    return _solve("khot_half_topk", x, k, temperature, mask, path, cdf, outputs=(_address(roots),))
 
 
 def half_pull(
-    g: Tensor, x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: str = "sigmoid", path: int = WIDE
+    g: Tensor,
+    x: Tensor,
+    roots: Tensor,
+    k: PerRow,
+    temperature: PerRow,
+    mask: Mask,
+    cdf: str = "sigmoid",
+    path: int = WIDE,
 ) -> Tensor:
-    """Return the cotangent of x for that of y, from the scores x, which are solved for again."""
+    """Return the cotangent of x for that of y, from the scores x and their roots."""
     g = (g if g.dtype == x.dtype else g.to(x.dtype)).contiguous()
-    return _solve("khot_half_pull", x, k, temperature, mask, path, cdf, (g.data_ptr(),))
+    return _solve("khot_half_pull", x, k, temperature, mask, path, cdf, (roots.data_ptr(), g.data_ptr()))
 
 
 def hard_topk(x: Tensor, k: PerRow, mask: Mask, path: int = WIDE) -> Tensor:
@@ -267,46 +302,10 @@ def value_at(
     return _solve("khot_value_at", x, 0.0, temperature, None, path, cdf, addresses)
 
 
-def pivotal(
-    p: Tensor, is_integer: Tensor, seed: Tensor, order: Tensor | None, is_random: bool, draws: int, is_paired: bool
-) -> Tensor:
-    """Draw what `_math.pivotal.draw` does."""
-    p, is_integer = _sampled(p), is_integer.contiguous()
-    out = p.new_empty(draws * p.shape[0], p.shape[1])
-    order = None if order is None else order.contiguous()
-    address, stride = (None, 0) if order is None else (order.data_ptr(), 0 if len(order) == 1 else p.shape[1])
-    request = _draws(p, seed, draws, is_paired)
-    LIBRARY.khot_pivotal(request, is_integer.data_ptr(), address, stride, is_random, out.data_ptr())
-    return out
-
-
-def systematic(p: Tensor, k: Tensor, seed: Tensor, draws: int, is_paired: bool) -> Tensor:
-    """Draw what `_math.systematic.draw` does."""
-    p, k = _sampled(p), k.contiguous()
-    out = p.new_empty(draws * p.shape[0], p.shape[1])
-    LIBRARY.khot_systematic(_draws(p, seed, draws, is_paired), k.data_ptr(), out.data_ptr())
-    return out
-
-
-def uniform(seed: Tensor, stream: int, count: int) -> Tensor:
-    """Return what `_math.noise.uniform` does."""
-    out = torch.empty(count, dtype=torch.float64, device="cpu")
-    LIBRARY.khot_uniform(int(seed), stream, count, torch.get_num_threads(), out.data_ptr())
-    return out
-
-
-def order(keys: Tensor, n: int) -> Tensor:
-    """Return what `_math.noise.order` does."""
-    keys = keys.contiguous()
-    out = torch.empty(*keys.shape, n, dtype=torch.int64, device="cpu")
-    LIBRARY.khot_order(keys.data_ptr(), keys.numel(), n, torch.get_num_threads(), out.data_ptr())
-    return out
-
-
 def serves(x: Tensor) -> bool:
     """Return whether `orthogonal` and `attend` take signals or queries of this kind, which no transform watches."""
     is_watched = _torch.transforms_active() or _torch.is_tracing()
-    return LIBRARY is not None and x.device.type == "cpu" and x.dtype in _DTYPES and not is_watched
+    return LIBRARY is not None and x.device.type == "cpu" and x.dtype in DTYPES and not is_watched
 
 
 def _require(dtype: torch.dtype, *tensors: Tensor | None) -> None:
@@ -330,7 +329,7 @@ def orthogonal(
     _require(x.dtype, gram, alpha)
     signals = _Signals(
         gram.data_ptr(), len(x), len(atoms), k, counts.data_ptr(), square.data_ptr(), enough.data_ptr(),
-        noise.data_ptr(), _DTYPES[x.dtype], torch.get_num_threads(), path,
+        noise.data_ptr(), DTYPES[x.dtype], torch.get_num_threads(), path,
     )  # fmt: skip
     outputs = (alpha, support, coefs, taken, is_close)
     if LIBRARY.khot_pursue(signals, *(t.data_ptr() for t in outputs)):
@@ -374,7 +373,7 @@ def attend(
     request = _Cells(
         q.data_ptr(), *(t.data_ptr() for t in cells), _address(values), _address(mask), epsilon.data_ptr(),
         largest.data_ptr(), slack, heads, rows, d, room, used, bounded, size, n, e, head_stride, stride, limit,
-        _DTYPES[q.dtype], torch.get_num_threads(), path,
+        DTYPES[q.dtype], torch.get_num_threads(), path,
     )  # fmt: skip
     outputs = (output, k, bound, scored, is_refused, head)
     if LIBRARY.khot_attend(request, *map(_address, outputs)):
@@ -384,15 +383,6 @@ def attend(
 
 def _address(t: Tensor | None) -> int | None:
     return None if t is None else t.data_ptr()
-
-
-def _draws(p: Tensor, seed: Tensor, draws: int, is_paired: bool) -> Any:
-    return _Draws(p.data_ptr(), *p.shape, int(seed), draws, is_paired, _DTYPES[p.dtype], torch.get_num_threads())
-
-
-def _sampled(p: Tensor) -> Tensor:
-    """Return contiguous rows of a dtype that has a kernel."""
-    return (p if p.dtype in _DTYPES else p.to(torch.float32)).contiguous()
 
 
 def _mask(mask: Mask, n: int) -> tuple[Tensor | None, int | None, int, int]:

@@ -7,6 +7,7 @@ The kernels of all devices are eager torch that never reads a value on the host;
 them where it can.
 """
 
+from . import _costs as costs
 from . import _logs as logs
 from ._samplers import (
     brewer,
@@ -50,5 +51,5 @@ __all__ = [
 ]
 __all__ += ["brewer", "natural_parameters", "order", "pivotal", "rejective", "sampford", "systematic", "uniform"]
 __all__ += ["quick_cutoff", "statistical_cutoff", "statistical_topk"]
-__all__ += ["cube", "direct_topk", "local_pivotal", "logs", "prices"]
+__all__ += ["costs", "cube", "direct_topk", "local_pivotal", "logs", "prices"]
 __all__ += ["sums_at", "takes_halves", "topk_into", "value_at"]

@@ -9,7 +9,7 @@ from .._math import balanced, cdfs, high_entropy, natural, noise
 from .._math import pivotal as _pivotal
 from .._math import prices as _prices
 from .._math import systematic as _systematic
-from ..kernels import cpu as _native
+from ..kernels import cpu, cpu_samplers
 from ._library import LIBRARY, Op, define, define_sampler, like
 from ._topk import hard_topk, sigmoid_margins, topk
 
@@ -95,6 +95,6 @@ _price = define_sampler(
     lambda x, temperature, k, capacity: x.new_empty(x.shape[-1:]),
 )
 
-if _native.LIBRARY is not None:
+if cpu.LIBRARY is not None:
     for _name in ("pivotal", "systematic", "uniform", "order"):
-        LIBRARY.impl(_name, getattr(_native, _name), "CPU")
+        LIBRARY.impl(_name, getattr(cpu_samplers, _name), "CPU")

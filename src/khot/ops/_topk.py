@@ -14,6 +14,7 @@ from .._math.cdfs import Cdf, cdf_by_name
 from .._shape import Costs, Mask, PerRow, per_row
 from .._torch import dispatch_keys, dispatch_modes, forward_level, function_modes, is_tracing, transforms_active
 from ..kernels import cpu as _native
+from ..kernels import cpu_costs
 from ._library import LIBRARY, define, like
 
 HAS_NATIVE = _native.LIBRARY is not None
@@ -190,10 +191,10 @@ class _TopK(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, g: Tensor | None, saved: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
         if g is None:
             return None, None, None, None, None, None
-        y, heat, *rest = ctx.saved_tensors
+        y, heat, *rest = ctx.saved_tensors if saved is None else saved
         temperature = ctx.temperature if heat is None else heat
         if heat is None and not rest and not torch.is_grad_enabled():
             return _pull(g, y, temperature, ctx.cdf), None, None, None, None, None
@@ -211,22 +212,24 @@ class _TopK(torch.autograd.Function):
 class _HalfTopK(torch.autograd.Function):
     """Differentiate (x, k, T, mask, cdf) → y in x, in half precision.
 
-    It saves x and solves again: y in half precision has too few digits for a derivative, and in float32 it would be a
-    copy of the whole tensor in twice the memory.
+    It saves x and the threshold of each row: y in half precision has too few digits for a derivative, and in float32 it
+    would be a copy of the whole tensor in twice the memory.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf) -> Tensor:
         ctx.cdf, ctx.numbers = cdf, tuple(None if isinstance(t, Tensor) else t for t in (k, temperature))
-        ctx.save_for_backward(x, mask, *(t if isinstance(t, Tensor) else None for t in (k, temperature)))
-        return _native.half_topk(x, k, temperature, mask, cdf.name)
+        roots = x.new_empty(x.shape[:-1].numel(), 2, dtype=torch.float64)
+        y = _native.half_topk(x, k, temperature, mask, cdf.name, roots=roots)
+        ctx.save_for_backward(x, roots, mask, *(t if isinstance(t, Tensor) else None for t in (k, temperature)))
+        return y
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, mask, *given = ctx.saved_tensors
+        x, roots, mask, *given = ctx.saved_tensors
         k, temperature = (t if number is None else number for t, number in zip(given, ctx.numbers, strict=True))
         if is_plain(g, x, mask) and not torch.is_grad_enabled():
-            return _native.half_pull(g, x, k, temperature, mask, ctx.cdf.name), None, None, None, None
+            return _native.half_pull(g, x, roots, k, temperature, mask, ctx.cdf.name), None, None, None, None
         y = topk(x.float(), k, temperature, mask, ctx.cdf)
         dx = implicit.pull_value(g.float(), implicit.at_value(y, temperature, ctx.cdf))[0]
         return dx.to(x.dtype), None, None, None, None
@@ -234,7 +237,7 @@ class _HalfTopK(torch.autograd.Function):
 
 _apply_plain = _torch.apply_plain(_TopK)
 _apply_half = _torch.apply_plain(_HalfTopK)
-direct_topk, _direct_pull = _native.direct(
+direct_topk, _direct_pull, _method_of = _native.direct(
     tensor=Tensor,
     parameter=Parameter,
     empty_like=torch.empty_like,
@@ -246,7 +249,9 @@ direct_topk, _direct_pull = _native.direct(
     oddities=_torch.ODDITIES,
     cdfs=tuple(cdf_by_name(name) for name in _native.IN_EVERY_DTYPE),
     apply=_apply_plain,
+    backward=_TopK.backward,
 )
+_torch.call_from_nodes(_TopK, _method_of)
 
 
 def _at_value(y: Tensor, temperature: PerRow, cdf: Cdf, *solved: Any) -> implicit.Linear:
@@ -343,6 +348,8 @@ def _cpu_margin(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, costs: Co
     law = _law(cdf)
     if HAS_NATIVE and costs is None and law is cdfs.SIGMOID:
         return _native.margin(x, k, temperature, mask)
+    if costs is not None and x.numel() and _native.has_kernel(law.name, x.dtype):
+        return cpu_costs.margin(x, k, temperature, mask, costs, law)
     return threshold.margin(x, per_row(k, x), per_row(temperature, x), mask, costs, law, early_stop=True)
 
 

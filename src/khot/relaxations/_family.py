@@ -251,8 +251,16 @@ def relax(
             dtype = x.dtype
         rows = _shape.to_rows(x, ops.constant(k), ops.constant(temperature), mask, dim, dtype)
         return _shape.from_rows(ops.topk(*rows, cdf), dim, x.dtype)
-    z, rows, costs = margins(cdf, x, k, dim, temperature, mask, costs, dtype)
-    return _shape.from_rows(threshold.smooth_value(cdf, z, _shape.per_row(rows.k, z), costs), dim, x.dtype)
+
+    def by_margins(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, costs: Costs, dim: int = -1) -> Tensor:
+        z, rows, costs = margins(cdf, x, k, dim, temperature, mask, costs, dtype)
+        return threshold.smooth_value(cdf, z, _shape.per_row(rows.k, z), costs)
+
+    y = None
+    if costs is not None and not ops.is_watched():
+        rows = _shape.to_rows(x, ops.constant(k), ops.constant(temperature), mask, dim, dtype)
+        y = ops.costs.topk(*rows, _shape.per_entry(costs, x, dim, dtype), cdf, by_margins)
+    return _shape.from_rows(by_margins(x, k, temperature, mask, costs, dim) if y is None else y, dim, x.dtype)
 
 
 def _relax_parts(

@@ -45,6 +45,7 @@ def ordered_topk(
     """
     _check.integer("k", k)
     _check.call(x, k, dim, temperature, mask)
+    _check.function("relaxation", relaxation)
     return _ladder(x, k, relaxation, dim, temperature, mask).to(x.dtype)
 
 
@@ -145,6 +146,8 @@ def successive_halving_topk(
     Reference: Pietruszka, Borchmann and Garncarek, "Successive Halving Top-k Operator" (2021).
     """
     _check_selection(embeddings, scores, k)
+    if boost is not None:
+        _check.function("boost", boost)
     dtype, inner = scores.dtype, _shape.compute_dtype(scores.dtype)
     played = halving.tournament(embeddings.to(inner), scores.to(inner), int(k), boost or double_exp(20.0))
     values, left, members, shares = played

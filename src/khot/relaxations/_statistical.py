@@ -48,6 +48,7 @@ def statistical_topk(
     rows = _rows(x, k, dim, mask, exact)
     if isinstance(rows.k, float) and not isinstance(k, Tensor) and k >= (n := x.shape[dim]):
         raise ValueError(f"`k` must satisfy 0 ≤ k < {n} (size of dim {dim}), because all exceed no threshold; got {k}.")
+    _check.number("smooth", smooth, "a number")
     _check.not_negative("smooth", smooth)
     y = ops.statistical_topk(rows.x, rows.k, rows.mask, exact=exact, smooth=float(smooth))
     return _shape.from_rows(y, dim, x.dtype)
@@ -124,6 +125,7 @@ def statistical_logits(x: Tensor, k: PerRow, *, dim: int = -1, mask: Mask = None
 def _rows(x: Tensor, k: PerRow, dim: int, mask: Mask, exact: bool) -> _shape.Rows:
     """Check the arguments, and put `dim` last."""
     _check.scores(x, dim)
+    _check.instance("exact", exact, bool)
     _check.count(k, x, dim, integral=exact)
     _check.mask(mask, x)
     return _shape.to_rows(x, ops.constant(k), 1.0, mask, dim, _shape.compute_dtype(x.dtype))

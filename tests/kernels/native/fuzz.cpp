@@ -1,7 +1,7 @@
 // Fuzzes the C entry points under the address and undefined-behaviour sanitizers: random sizes, ks, temperatures, masks
 // and bit patterns. A case fails if a row that can be satisfied does not sum to k, if one that cannot is not NaN, or if
 // an entry leaves [0, 1]; if the sums at a point are not those of the values there; if a statistical top-k is not what
-// exceeds its threshold; if logarithms or losses are not those of a row that sums to k; if a sample is not 0s and 1s of the right number; if a pursuit takes an atom twice or makes the
+// exceeds its threshold; if a row with costs does not spend its budget; if logarithms or losses are not those of a row that sums to k; if a sample is not 0s and 1s of the right number; if a pursuit takes an atom twice or makes the
 // residual larger; if attention drops more than its bound, or bounds more than it may; and if a call that gets no memory
 // does not
 // say so. The sanitizers catch the rest. Usage: fuzz [cases] [seed]
@@ -112,20 +112,36 @@ template <class T> int fuzz(Rng& rng, long number) {
                             1 + 3 * uniform(rng)};
   khot_topk(&scores, p.data());
   if (sizeof(T) == 4 && number % 4 == 0) {  // any bits as scores of 16 bits: entries lie in [0, 1], or the row is NaN
-    std::vector<uint16_t> h(x.size()), q(x.size()), dh(x.size());
-    for (auto& v : h) v = (uint16_t)rng();
+    std::vector<uint16_t> h(x.size()), q(x.size()), dh(x.size()), level(x.size());
+    std::vector<double> roots((size_t)(2 * rows));
+    const bool is_any = rng() % 2;  // or bits of numbers between 1/2 and 2, of any sign
+    for (auto& v : h) v = is_any ? (uint16_t)rng() : (uint16_t)(0x3800 | (rng() & 0x87ff));
     khot_rows halves = scores;
     halves.x = h.data();
     halves.dtype = rng() % 2 ? KHOT_HALF : KHOT_BFLOAT16;
     const uint16_t one = halves.dtype == KHOT_HALF ? 0x3c00 : 0x3f80, inf = halves.dtype == KHOT_HALF ? 0x7c00 : 0x7f80;
     no_memory = number % 40 == 0;
-    const bool is_told = khot_half_topk(&halves, q.data()) == (no_memory ? KHOT_NO_MEMORY : KHOT_OK) &&
-                         khot_half_pull(&halves, h.data(), dh.data()) == (no_memory ? KHOT_NO_MEMORY : KHOT_OK);
-    if (!is_told) return std::printf("case %ld: 16 bits: a wrong status\n", number), 1;
+    for (auto& v : level) v = one;
+    const auto status = no_memory ? KHOT_NO_MEMORY : KHOT_OK;
+    const bool is_told = khot_half_topk(&halves, q.data(), rng() % 8 ? roots.data() : nullptr) == status;
+    no_memory = false;
+    khot_half_topk(&halves, q.data(), roots.data());
+    no_memory = number % 40 == 0;
+    if (!is_told || khot_half_pull(&halves, roots.data(), h.data(), dh.data()) != status) return std::printf("case %ld: 16 bits: a wrong status\n", number), 1;
     for (const uint16_t v : q)
       if (!no_memory && v > one && (v & 0x7fff) <= inf)
         return std::printf("case %ld: 16 bits: %04x is not in [0, 1]\n", number, v), 1;
     no_memory = false;
+    // The gradient of a constant is none; that of a row of NaN is NaN. The slope of a Cauchy cdf may underflow, and T as well.
+    khot_half_pull(&halves, roots.data(), level.data(), dh.data());
+    for (size_t i = 0; i < dh.size(); ++i) {
+      const double heat = t[i / (size_t)n];
+      const bool is_nan = (q[i] & 0x7fff) > inf;
+      const uint16_t most = halves.dtype == KHOT_HALF ? 0x0100 : 0x3727;  // 1.5e-5 and 1e-5
+      if (is_nan ? (dh[i] & 0x7fff) <= inf && heat > 0 : heat >= 1 && (dh[i] & 0x7fff) > most)
+        return std::printf("case %ld: 16 bits: the gradient of a constant is %04x at T=%.17g, y is %04x\n", number, dh[i],
+                           heat, q[i]), 1;
+    }
   }
   khot_rows solved = scores;
   solved.x = p.data();
@@ -208,6 +224,81 @@ template <class T> int fuzz(Rng& rng, long number) {
       std::printf("\n");
       return 1;
     }
+  }
+  return 0;
+}
+
+// With costs: rows that are solved spend their budget, and a cotangent that is the costs, which moves the budget alone, has
+// no derivative. Rows without a clear finite threshold are left.
+template <class T> int fuzz_costs(Rng& rng, long number) {
+  std::uniform_real_distribution<double> uniform;
+  const int64_t n = 1 + (int64_t)(rng() % (number % 500 == 0 ? 100000 : number % 20 == 0 ? 2000 : 80));
+  const int64_t rows = number % 500 == 0 ? 1 : 1 + (int64_t)(rng() % 8), stride = rng() % 4 ? 1 : 3;
+  const bool is_shared = rng() % 2, is_any = rng() % 8 == 0;
+  std::vector<T> x((size_t)(rows * n)), c((size_t)(is_shared ? n : rows * n)), y(x.size()), z(x.size()), dx(x.size()), g(x.size());
+  std::vector<double> k((size_t)rows), dk((size_t)rows);
+  std::vector<uint8_t> mask, left((size_t)rows), unsolved((size_t)rows);
+  fill(rng, x);
+  const double spread = 4 * uniform(rng), any = any_bits<double>(rng);
+  const double t = rng() % 50 ? std::pow(10, 10 * uniform(rng) - 6) : any > 1e30 || (any > 0 && any < 1e-30) ? 1e30 : any;
+  for (auto& v : c) v = is_any && rng() % 50 == 0 ? any_bits<T>(rng) : (T)std::pow(10, spread * (uniform(rng) - 0.5));
+  if (rng() % 3 == 0)
+    for (int64_t i = 0; i < rows * n * stride; ++i) mask.push_back(rng() % 4 != 0);
+  const auto cost = [&](int64_t r, int64_t i) { return (double)c[(size_t)(is_shared ? i : r * n + i)]; };
+  const auto may = [&](int64_t r, int64_t i) { return mask.empty() || mask[(size_t)((r * n + i) * stride)]; };
+  for (int64_t r = 0; r < rows; ++r) {
+    double all = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      if (may(r, i)) all += cost(r, i);
+      g[(size_t)(r * n + i)] = may(r, i) ? (T)cost(r, i) : 0;
+    }
+    k[(size_t)r] = rng() % 10 ? all * std::pow(uniform(rng), 3) : any_bits<double>(rng);
+  }
+  const auto threads = 1 + (int32_t)(rng() % 2), path = (int32_t)(rng() % 3), cdf = (int32_t)(rng() % (sizeof(T) == 4 ? KHOT_CDFS : KHOT_NORMAL));
+  khot_rows asked = {x.data(), rows, n, k.data(), 1, nullptr, 0, mask.empty() ? nullptr : mask.data(), n * stride, stride,
+                     0, t, dtype_of<T>(), threads, path, cdf, 1 + 3 * uniform(rng), c.data(), is_shared ? 0 : n};
+  khot_cost_topk(&asked, 0, y.data(), left.data());
+  khot_cost_topk(&asked, 1, z.data(), unsolved.data());
+  khot_rows solved = asked;
+  solved.x = y.data();
+  khot_topk_pull(&solved, g.data(), dx.data(), dk.data());
+  for (int64_t r = 0; r < rows; ++r) {
+    double paid = 0, forced = 0, free = 0, most = 0, softest = 0, by_margins = 0, widest = 0, least = INFINITY;
+    bool is_bad = !(t > 0), in_range = true, is_flat = true;
+    for (int64_t i = 0; i < n; ++i) {
+      const auto at = (size_t)(r * n + i);
+      if (may(r, i)) {
+        const T per_cost = x[at] / (T)cost(r, i);
+        is_bad |= std::isnan(x[at]) || !(cost(r, i) > 0 && std::isfinite(cost(r, i)));
+        if (std::isfinite(per_cost)) free += cost(r, i), widest = std::fmax(widest, std::fabs((double)per_cost));
+        if (per_cost > 0 && std::isinf(per_cost)) forced += cost(r, i);
+        paid += cost(r, i) * (double)y[at];
+        by_margins += cost(r, i) / (1 + std::exp(-(double)z[at]));
+        most = std::fmax(most, cost(r, i));
+        least = std::fmin(least, cost(r, i));
+        softest = std::fmax(softest, std::fmin((double)y[at], 1 - (double)y[at]));
+      } else {
+        in_range &= left[(size_t)r] || y[at] == 0;
+      }
+      in_range &= left[(size_t)r] || (y[at] >= 0 && y[at] <= 1);
+    }
+    const double rest = k[(size_t)r] - forced;
+    // Kinks between scores that far apart, or beside a budget or costs that small, may take too many steps.
+    const bool is_even = most < 1e8 * least, is_tame = is_even && widest < 1e8 && rest > 1e-6, is_within = rest > 1e-5 * forced && rest < (1 - 1e-5) * free;
+    const bool is_clear = !is_bad && is_tame && is_within;
+    const bool must_be_left = is_bad || !(rest > 0 && rest < free);
+    const double limit = (sizeof(T) == 4 ? 1e-6 : 1e-9) * std::fmax(k[(size_t)r], 1) + 1e-30 * most;
+    const bool has_digits = is_even && softest > (cdf == KHOT_CAUCHY ? 1e-12 : 1e-25);  // else the slopes underflow
+    for (int64_t i = 0; i < n && !left[(size_t)r] && has_digits; ++i)
+      is_flat &= !may(r, i) || std::fabs((double)dx[(size_t)(r * n + i)]) * t <= 1e-5;
+    if (has_digits && !left[(size_t)r]) is_flat &= dk[(size_t)r] == 0 || std::fabs(dk[(size_t)r] - 1) <= 1e-5;
+    const bool is_paid = std::fabs(paid - k[(size_t)r]) <= limit;
+    const bool is_margin = unsolved[(size_t)r] || cdf != KHOT_SIGMOID || std::fabs(by_margins - k[(size_t)r]) <= 4 * limit;  // σ(z) has |z| roundings
+    if (!is_margin || !(left[(size_t)r] ? !is_clear : !must_be_left && in_range && is_flat && is_paid))
+      return std::printf("case %ld row %ld: n=%ld k=%.17g T=%.17g path=%d cdf=%d %s: left %d, paid %.17g, by margins %.17g, "
+                         "range %d, flat %d, must %d\n", number, (long)r, (long)n, k[(size_t)r], t, path, cdf,
+                         sizeof(T) == 4 ? "float" : "double", left[(size_t)r], paid, by_margins, in_range, is_flat,
+                         must_be_left), 1;
   }
   return 0;
 }
@@ -506,6 +597,8 @@ int main(int argc, char** argv) {
   int failed = 0;
   for (long i = 0; i < cases && failed < 10; ++i) failed += i % 3 ? fuzz<float>(rng, i) : fuzz<double>(rng, i);
   for (long i = 0; i < cases && failed < 10; ++i) failed += fuzz_logs(rng, i);
+  for (long i = 0; i < cases && failed < 10; ++i)
+    failed += i % 3 ? fuzz_costs<float>(rng, i) : fuzz_costs<double>(rng, i);
   for (long i = 0; i < cases && failed < 10; ++i)
     failed += i % 2 ? fuzz_samples<float>(rng, i) : fuzz_samples<double>(rng, i);
   for (long i = 0; i < cases && failed < 10; ++i)

@@ -66,13 +66,6 @@ struct Euclidean : Fixed<Euclidean> {
   }
 };
 
-// Σ c_i x^i, highest power first.
-template <class V, int Count> inline typename V::reg polynomial(const float (&c)[Count], typename V::reg x) {
-  auto y = V::set(c[0]);
-  for (int i = 1; i < Count; ++i) y = V::fma(y, x, V::set(c[i]));
-  return y;
-}
-
 // The normal and the Cauchy cdf, and powers, have kernels for floats alone: the fits below are good to 3e-7, the slope of Φ to 2e-6.
 struct Normal : Fixed<Normal> {
   static constexpr bool is_logistic = false, has_simple_slope = false, is_smooth = true;

@@ -41,7 +41,7 @@ int32_t path;
 // Functions and types of torch, and what ops/_topk.py has.
 struct Names {
   PyObject *tensor, *parameter, *empty_like, *get_num_threads, *is_grad_enabled, *watchers, *forward_level, *forward_ad,
-      *oddities, *cdfs, *apply;
+      *oddities, *cdfs, *apply, *backward;
 } names;
 struct Slot {
   const char* name;
@@ -57,8 +57,9 @@ const Slot kSlots[] = {{"tensor", &names.tensor},
                        {"forward_ad", &names.forward_ad},
                        {"oddities", &names.oddities},
                        {"cdfs", &names.cdfs},
-                       {"apply", &names.apply}};
-PyObject *requires_grad, *contiguous;  // interned strings
+                       {"apply", &names.apply},
+                       {"backward", &names.backward}};
+PyObject *requires_grad, *contiguous, *saved_tensors, *of_cdf, *of_temperature;  // interned strings
 
 // A reference that is given back.
 class Owned {
@@ -199,6 +200,32 @@ PyObject* pull(PyObject*, PyObject* const* given, Py_ssize_t count) {
   return filled(given[1], rows, [&](void* out) { solve_pull(&rows, of_g.x, out, nullptr); });
 }
 
+// What autograd calls of a node of `_TopK`, with the node and g: `backward`, whose usual case needs no Python.
+PyObject* of_node(PyObject* node, PyObject* g) {
+  const Owned saved(PyObject_GetAttr(node, saved_tensors));  // once: torch.utils.checkpoint refuses a second look
+  if (!saved.get()) return nullptr;
+  if (Owned(PyObject_CallNoArgs(names.is_grad_enabled)).truth() == 0) {
+    if (PyTuple_Size(saved.get()) == 2 && PyTuple_GetItem(saved.get(), 1) == Py_None) {  // y, and a number for T
+      const Owned temperature(PyObject_GetAttr(node, of_temperature)), cdf(PyObject_GetAttr(node, of_cdf));
+      if (!temperature.get() || !cdf.get()) return nullptr;
+      PyObject* const given[] = {g, PyTuple_GetItem(saved.get(), 0), temperature.get(), cdf.get()};
+      const Owned dx(pull(nullptr, given, 4));
+      if (!dx.get()) return nullptr;
+      if (dx.get() != Py_None) return PyTuple_Pack(6, dx.get(), Py_None, Py_None, Py_None, Py_None, Py_None);
+    }
+  }
+  PyErr_Clear();
+  return PyObject_CallFunctionObjArgs(names.backward, node, g, saved.get(), nullptr);
+}
+
+// method_of(type) → a method of it that is called as of_node(self, g).
+PyObject* method_of(PyObject*, PyObject* type) {
+  static PyMethodDef definition = {"apply", of_node, METH_O, "apply(g) -> the cotangents of the inputs"};
+  if (PyType_Check(type)) return PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(type), &definition);
+  PyErr_SetString(PyExc_TypeError, "method_of() takes a type");
+  return nullptr;
+}
+
 // bind(*, topk, topk_pull, path, exchange, and a keyword for each slot): the addresses of the library's functions, DLPack's table,
 // and objects.
 PyObject* bind(PyObject*, PyObject*, PyObject* keywords) {
@@ -236,6 +263,7 @@ template <class F> PyCFunction method(F f) { return reinterpret_cast<PyCFunction
 
 PyMethodDef methods[] = {{"topk", method(topk), METH_FASTCALL, "topk(x, k, temperature, dim, cdf) -> y or None"},
                          {"pull", method(pull), METH_FASTCALL, "pull(g, y, temperature, cdf) -> dx or None"},
+                         {"method_of", method_of, METH_O, "method_of(type) -> what its nodes call"},
                          {"bind", method(bind), METH_VARARGS | METH_KEYWORDS, "Give what the others call."},
                          {}};
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "_direct", "Calls without ctypes.", -1, methods, {}, {}, {}, {}};
@@ -245,7 +273,11 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "_direct", "Calls without ctypes.",
 PyMODINIT_FUNC PyInit__direct() {
   requires_grad = PyUnicode_InternFromString("requires_grad");
   contiguous = PyUnicode_InternFromString("contiguous");
-  PyObject* made = requires_grad && contiguous ? PyModule_Create(&module) : nullptr;
+  saved_tensors = PyUnicode_InternFromString("saved_tensors");
+  of_cdf = PyUnicode_InternFromString("cdf");
+  of_temperature = PyUnicode_InternFromString("temperature");
+  const bool has_names = requires_grad && contiguous && saved_tensors && of_cdf && of_temperature;
+  PyObject* made = has_names ? PyModule_Create(&module) : nullptr;
   if (made) PyModule_AddIntConstant(made, "abi", (long)KHOT_ABI);
   return made;
 }

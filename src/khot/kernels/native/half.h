@@ -1,14 +1,21 @@
 // bfloat16 and float16 to float32 and back, a vector at a time.
 #pragma once
 
-#include "khot.h"
-#include "simd.h"
+#include "row.h"
 
 namespace {
 
 typedef uint16_t Halves __attribute__((vector_size(kBytes / 2)));  // as many as there are floats in a vector
 constexpr int kHalves = kBytes / 4;
 
+#if defined(__AVX512F__)  // GCC 12 makes four instructions of a conversion
+inline FloatBits words_of(const uint16_t* from) {
+  return (FloatBits)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
+}
+inline void put(uint16_t* to, FloatBits words) {
+  _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16((__m512i)words));
+}
+#else
 inline FloatBits words_of(const uint16_t* from) {
   Halves h;
   std::memcpy(&h, from, sizeof h);
@@ -18,14 +25,15 @@ inline void put(uint16_t* to, FloatBits words) {
   const Halves h = __builtin_convertvector(words, Halves);
   std::memcpy(to, &h, sizeof h);
 }
+#endif
 
 struct Bfloat16 {
   static Floats load(const uint16_t* from) { return (Floats)(words_of(from) << 16); }
-  // Rounded to the nearest, ties to even; NaN stays NaN.
+  // Rounded to the nearest, ties to even. NaN stays NaN: it has none of the lower 16 bits, as it comes from 16 bits or from
+  // the processor.
   static void store(uint16_t* to, Floats v) {
     const auto u = (FloatBits)v;
-    const FloatBits rounded = (u + 0x7fffu + (u >> 16 & 1)) >> 16;
-    put(to, v == v ? rounded : FloatBits{} + 0x7fc0u);
+    put(to, (u + 0x7fffu + (u >> 16 & 1)) >> 16);
   }
 };
 
@@ -52,28 +60,38 @@ struct Float16 {
 #endif
 };
 
-template <class H> inline void widen_as(const uint16_t* from, int64_t n, float* to) {
-  int64_t i = 0;
-  for (; i + kHalves <= n; i += kHalves) Vec<float>::store(to + i, H::load(from + i));
-  if (i == n) return;
-  uint16_t part[kHalves] = {};
-  std::memcpy(part, from + i, (size_t)(n - i) * sizeof *part);
-  store_part(to + i, H::load(part), n - i);
+// A vector of a row of 16 bits, as `Full` and `Part` read and write floats.
+template <class H, class V, bool M> inline Floats read(Full<V, M> at, const uint16_t* from, float = 0) {
+  return H::load(from + at.i);
 }
-template <class H> inline void narrow_as(const float* from, int64_t n, uint16_t* to) {
-  int64_t i = 0;
-  for (; i + kHalves <= n; i += kHalves) H::store(to + i, Vec<float>::load(from + i));
-  if (i == n) return;
+template <class H, class V, bool M> inline Floats read(Part<V, M> at, const uint16_t* from, float beyond = 0) {
+  uint16_t part[kHalves] = {};
+  std::memcpy(part, from + at.i, (size_t)at.count * sizeof *part);
+  return V::blend(at.only(~FloatMask{}), H::load(part), V::set(beyond));
+}
+template <class H, class V, bool M> inline void write(Full<V, M> at, uint16_t* to, Floats v) { H::store(to + at.i, v); }
+template <class H, class V, bool M> inline void write(Part<V, M> at, uint16_t* to, Floats v) {
   uint16_t part[kHalves];
-  H::store(part, load_part(from + i, n - i, Floats{}));
-  std::memcpy(to + i, part, (size_t)(n - i) * sizeof *part);
+  H::store(part, v);
+  std::memcpy(to + at.i, part, (size_t)at.count * sizeof *part);
 }
 
-inline void widen(int32_t dtype, const uint16_t* from, int64_t n, float* to) {
-  dtype == KHOT_HALF ? widen_as<Float16>(from, n, to) : widen_as<Bfloat16>(from, n, to);
+// Calls body(Bfloat16()) or body(Float16()).
+template <class Body> inline auto with_halves(int32_t dtype, Body body) {
+  return dtype == KHOT_HALF ? body(Float16()) : body(Bfloat16());
 }
-inline void narrow(int32_t dtype, const float* from, int64_t n, uint16_t* to) {
-  dtype == KHOT_HALF ? narrow_as<Float16>(from, n, to) : narrow_as<Bfloat16>(from, n, to);
+
+inline void widen(int32_t dtype, const uint16_t* from, int64_t n, int threads, float* to) {
+  double none[1];
+  with_halves(dtype, [=, &none](auto h) {
+    accumulate_row<Vec<float>, 1>(n, threads, none, [=](auto at, auto*) { at.store(to, read<decltype(h)>(at, from)); });
+  });
+}
+inline void narrow(int32_t dtype, const float* from, int64_t n, int threads, uint16_t* to) {
+  double none[1];
+  with_halves(dtype, [=, &none](auto h) {
+    accumulate_row<Vec<float>, 1>(n, threads, none, [=](auto at, auto*) { write<decltype(h)>(at, to, at.load(from)); });
+  });
 }
 
 }  // namespace

@@ -10,15 +10,6 @@ namespace khot {
 constexpr int64_t kShort = 256, kGrouped = 4096;  // the longest rows for `sure_group`, and for `quick_group`
 constexpr int kMostRows = 16;  // of a group
 
-template <class T> struct Row {
-  const T* x;
-  const uint8_t* mask;  // null: all allowed
-  int64_t mask_stride, n;
-  double k, temperature;
-  int threads;  // to split this one row over
-  double exponent;  // of a power
-};
-
 // τ = anchor + T·shift.
 template <class T> struct Threshold {
   T anchor, shift;
@@ -27,6 +18,25 @@ template <class T> struct Threshold {
 // The same, solved for.
 struct Root {
   double anchor, shift;
+};
+
+// What is wanted of a row of 16 bits beside y as floats.
+struct Kept {
+  Root root;         // at which a derivative may be taken; not written if the row has none that is finite
+  int32_t dtype;     // of `y`
+  uint16_t* y;       // (n), written if it costs nothing
+  bool has_written;  // whether it was
+};
+
+template <class T> struct Row {
+  const T* x;
+  const uint8_t* mask;  // null: all allowed
+  int64_t mask_stride, n;
+  double k, temperature;
+  int threads;  // to split this one row over
+  double exponent;  // of a power
+  Kept* kept;       // null: nothing beside y
+  const T* costs;   // null: 1
 };
 
 // A signal that is to be coded, and where its code goes.
@@ -87,6 +97,13 @@ struct Found {
   uint8_t is_refused;
 };
 
+// A row's scores and their cotangent, that of y, in 16 bits.
+struct Halves {
+  int32_t dtype;
+  const uint16_t *x, *g;
+  uint16_t* dx;
+};
+
 template <class T> struct Kernels {
   // One row of a soft top-k, by cdf; null: there is no such kernel.
   void (*row[KHOT_CDFS])(const Row<T>& row, T* y);
@@ -104,6 +121,9 @@ template <class T> struct Kernels {
   double (*pull[KHOT_CDFS])(const Row<T>& row, const T* g, T* dx);
   // The same of `count` ≤ `group` rows of up to kShort entries; dk has room for a group. Null: there is no such way.
   void (*pull_short[KHOT_CDFS])(const Row<T>* rows, int count, const T* const* g, T* const* dx, double* dk);
+  // One row with costs, by cdf: y or its margins, false if it is left to another method; and the derivative, as above.
+  bool (*cost_row[KHOT_CDFS])(Row<T> row, bool gives_margins, T* out);
+  double (*cost_pull[KHOT_CDFS])(const Row<T>& row, const T* g, T* dx);
   // Orthogonal matching pursuit of one signal; returns how many atoms it took.
   int64_t (*pursue)(const Signal<T>& signal, const Room<T>& room);
   // Statistical top-k of one row, whose k is the multiplier of the deviation, or a count if it is exact; returns the
@@ -121,8 +141,10 @@ template <class T> struct Kernels {
   // Attention of one query; output (e) and head (n), zeros, may be null.
   Found (*attend)(const Cells<T>& cells, const Query<T>& query, const Opened& room, T* output, uint8_t* head);
   // n numbers of 16 bits to T, and back; null but for float.
-  void (*widen)(int32_t dtype, const uint16_t* from, int64_t n, T* to);
-  void (*narrow)(int32_t dtype, const T* from, int64_t n, uint16_t* to);
+  void (*widen)(int32_t dtype, const uint16_t* from, int64_t n, int threads, T* to);
+  void (*narrow)(int32_t dtype, const T* from, int64_t n, int threads, uint16_t* to);
+  // The derivative of one row of 16 bits at its root, by cdf: x instead of row.x; `room` has n places.
+  void (*half_pull[KHOT_CDFS])(const Row<T>& row, const Halves& halves, const Root& root, T* room);
 };
 
 extern const Kernels<float> portable_float;

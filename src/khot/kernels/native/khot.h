@@ -36,6 +36,8 @@ typedef struct {
   double k_of_all, temperature_of_all;
   int32_t dtype, threads, path, cdf;
   double exponent; /* of KHOT_POWER, F(z) = clip(z, 0, 1)^exponent: from 1 to 4 */
+  const void* costs; /* entry i of row r at costs[r * costs_row_stride + i], for the functions that say so; null: 1 */
+  int64_t costs_row_stride;
 } khot_rows;
 
 /* Contiguous rows of inclusion probabilities, and how many samples of each are to be drawn. */
@@ -86,6 +88,10 @@ KHOT_API void khot_hold(int path) KHOT_NOEXCEPT;
 /* y = F((x − τ)/T) with Σy = k; a row that cannot be satisfied is NaN. */
 KHOT_API void khot_topk(const khot_rows* rows, void* y) KHOT_NOEXCEPT;
 
+/* With costs c: y = F((x/c − τ)/T) with Σ c·y = k; or if gives_margins, and x holds the scores per cost, (x − τ)/T.
+ * is_left[r] is 1 for a row that is not solved, and is left to another method, as all are that have no finite threshold. */
+KHOT_API void khot_cost_topk(const khot_rows* rows, int gives_margins, void* out, uint8_t* is_left) KHOT_NOEXCEPT;
+
 /* z = (x − τ)/T of σ_k; is_left[r] is 1 for a row that is not written, and is left to another method. */
 KHOT_API void khot_sigmoid_margin(const khot_rows* rows, void* z, uint8_t* is_left) KHOT_NOEXCEPT;
 
@@ -116,13 +122,14 @@ KHOT_API void khot_value_at(const khot_rows* rows, const double* anchor, const d
 KHOT_API void khot_hard_topk(const khot_rows* rows, void* out) KHOT_NOEXCEPT;
 
 /* The derivative of khot_topk: `rows->x` holds y, g is its cotangent. dx is that of x, dk (may be null) that of k.
- * Reads no k and no mask. */
+ * Reads no k and no mask. With costs, that of khot_cost_topk. */
 KHOT_API void khot_topk_pull(const khot_rows* rows, const void* g, void* dx, double* dk) KHOT_NOEXCEPT;
 
 /* khot_topk for rows of 16 bits, computed in float a few rows at a time and rounded once; and its derivative from the
- * scores, which are solved for again. */
-KHOT_API int khot_half_topk(const khot_rows* rows, void* y) KHOT_NOEXCEPT;
-KHOT_API int khot_half_pull(const khot_rows* rows, const void* g, void* dx) KHOT_NOEXCEPT;
+ * scores and the roots: for each row an anchor and a shift, τ = anchor + T·shift, or NaN where the threshold is not
+ * finite: then the row is solved again. They may be null in the first. */
+KHOT_API int khot_half_topk(const khot_rows* rows, void* y, double* roots) KHOT_NOEXCEPT;
+KHOT_API int khot_half_pull(const khot_rows* rows, const double* roots, const void* g, void* dx) KHOT_NOEXCEPT;
 
 /* Statistical top-k: y = max(x − θ, 0), or its C¹ form if smooth > 0, with θ = mean + std·k, so that `k` is a
  * multiplier; or, if is_exact, with the (k + 1)-th largest score as θ. theta gets a number per row, which is not finite

@@ -25,7 +25,7 @@ template <class T> Row<T> sample_of(const Row<T>& row, T* to) {
       *to++ = allowed(row, i) ? row.x[i] : -std::numeric_limits<T>::infinity();
   }
   return {to - kSampleRow, nullptr, 0, kSampleRow, row.k * (double)kSampleRow / (double)row.n, row.temperature, 1,
-          row.exponent};
+          row.exponent, nullptr};
 }
 
 // The root of a sample; `room` has as many places.

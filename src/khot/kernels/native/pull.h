@@ -1,8 +1,8 @@
 // The derivative of a soft top-k.
 #pragma once
 
-#include "cdfs.h"
 #include "lanes.h"
+#include "quick.h"
 
 namespace {
 
@@ -24,6 +24,37 @@ template <class F, class V, class T> double pull_row(const Row<T>& row, const T*
     at.store(dx, V::mul(V::mul(v, V::set(scale)), V::sub(at.load(g), V::set(center))));
   });
   return mean;
+}
+
+// dx of a row of 16 bits at its root, as above but with F′ from the margins: y would have to be solved for again.
+template <class F>
+void half_pull(const Row<float>& row, const khot::Halves& halves, const khot::Root& root, float* room) {
+  using V = Vec<float>;
+  const auto [dtype, x, g, dx] = halves;
+  with_halves(dtype, [=, &row, &root](auto h) {
+    using H = decltype(h);
+    const F law = F::of(row);
+    const Margin<float> margin({(float)root.anchor, root.shift}, row.temperature, F::is_logistic ? kLn2 : 1);
+    double sums[2], none[1];
+    accumulate_scores<V, 2>(row, sums, [=](auto at, auto* lanes) {
+      const auto v = at.load(room);
+      lanes[0] = V::add(lanes[0], v);
+      lanes[1] = V::fma(v, read<H>(at, g), lanes[1]);
+    }, [=](auto at) {
+      const auto t = margin.minus_z<V>(at.allowed(row, read<H>(at, x, -std::numeric_limits<float>::infinity())));
+      if constexpr (F::is_logistic) {
+        const auto tail = sigma_of<V>(V::abs(t));
+        at.store(room, V::fnma(tail, tail, tail));
+      } else {
+        at.store(room, law.template at<V>(t).density);
+      }
+    });
+    const auto center = V::set((float)(sums[0] == 0 ? 0 : sums[1] / sums[0]));
+    const auto scale = V::set((float)(1.0 / row.temperature));
+    accumulate_row<V, 1>(row.n, row.threads, none, [=](auto at, auto*) {
+      write<H>(at, dx, V::mul(V::mul(at.load(room), scale), V::sub(read<H>(at, g), center)));
+    });
+  });
 }
 
 // The same of up to kRows short rows, of n ≤ kShort entries, whose sums share a vector.

@@ -5,6 +5,7 @@
 // only on the re-summed Σp.
 #pragma once
 
+#include "half.h"
 #include "point.h"
 
 namespace {
@@ -31,14 +32,26 @@ template <class V, class T> Moments evaluate(const Row<T>& row, const Margin<T>&
   return {sums[0], sums[1], sums[2], sums[3]};
 }
 
-// q ← σ(logit q + step) in place, or 1 less that, for grow = e^step − 1; Σ of the shifted q.
+// q ← σ(logit q + step) in place, or 1 less that, for grow = e^step − 1; Σ of the shifted q. What takes so long to divide
+// is rounded to 16 bits meanwhile, if they are wanted.
 template <class V, class T> double shift_by(const Row<T>& row, T grow, bool complement, T* q) {
   double sum[1];
-  accumulate_row<V, 1>(row.n, row.threads, sum, [=](auto at, auto* lanes) {
-    const auto moved = shifted<V>(at.load(q), V::set(grow));
-    at.store(q, complement ? V::sub(V::set(1), moved) : moved);
-    lanes[0] = V::add(lanes[0], moved);
-  });
+  const auto pass = [&](auto keep) {
+    accumulate_row<V, 1>(row.n, row.threads, sum, [=](auto at, auto* lanes) {
+      const auto moved = shifted<V>(at.load(q), V::set(grow)), p = complement ? V::sub(V::set(1), moved) : moved;
+      at.store(q, p);
+      keep(at, p);
+      lanes[0] = V::add(lanes[0], moved);
+    });
+  };
+  if constexpr (sizeof(T) == 4) {
+    if (row.kept) {
+      uint16_t* to = row.kept->y;
+      with_halves(row.kept->dtype, [&](auto h) { pass([=](auto at, auto p) { write<decltype(h)>(at, to, p); }); });
+      return sum[0];
+    }
+  }
+  pass([](auto, auto) {});
   return sum[0];
 }
 
@@ -110,12 +123,17 @@ template <class V, class T> bool guess(const Row<T>& row, double* count, Point<T
   return std::isfinite(tau);
 }
 
+// Keeps the threshold of a row, if it is wanted.
+template <class T> void keep(const Row<T>& row, const Point<T>& point) {
+  if (row.kept) row.kept->root = {(double)point.anchor, point.shift};
+}
+
 // Unclear: Σp rounds too much to tell where the root is; the point may be near it.
 enum class Settled { no, unclear, yes };
 
 // Steps from a guess. Yes: p is σ_k and the point its threshold, to rounding; otherwise p holds nothing. `roughly`: the
-// point, to a thousandth. `most_noise`: of Σp, in eps·v, to be clear. After a long step all is computed anew where `leap` says, given Σp at the point and the step;
-// false: nowhere.
+// point, to a thousandth. `most_noise`: of Σp, in eps·v, to be clear. After a long step all is computed anew where `leap`
+// says, given Σp at the point and the step; false: nowhere.
 template <class V, class T, class Leap>
 Settled settle_sum(const Row<T>& row, double count, bool roughly, double most_noise, T* p, Point<T>* point, Leap leap) {
   // The smaller of p and 1 − p is summed: numbers near 1 would round the sum's digits away.
@@ -145,9 +163,12 @@ Settled settle_sum(const Row<T>& row, double count, bool roughly, double most_no
       const double sum = shift_by<V>(row, (T)std::expm1(step), complement, p);
       m.v += step * (m.v - 2 * m.pv);
       const double limit = 4 * eps * m.v;
-      if (std::fabs(sum - k) <= (limit > noise ? limit : noise)) return Settled::yes;
       // With ties all roundings agree. A sum that is within some of k, and comes no nearer, is as near as sums come.
-      if (std::fabs(sum - k) >= last && last <= 16 * Limits<double>::eps * k) return Settled::yes;
+      if (std::fabs(sum - k) <= (limit > noise ? limit : noise) ||
+          (std::fabs(sum - k) >= last && last <= 16 * Limits<double>::eps * k)) {
+        if (row.kept) row.kept->has_written = true;
+        return Settled::yes;
+      }
       const bool is_stuck = std::fabs(sum - k) > last / 2;
       last = std::fabs(sum - k);
       step = (k - sum) / m.v;

@@ -238,8 +238,17 @@ struct Smaller {
   }
 };
 
+// Keeps the thresholds of the rows whose bit is set, if they are wanted.
+inline void keep(const Row<float>* given, unsigned which, Floats anchor, Floats shift) {
+  if (!given->kept) return;
+  for (; which; which &= which - 1) {
+    const int r = __builtin_ctz(which);
+    given[r].kept->root = {(double)anchor[r], (double)shift[r]};
+  }
+}
+
 // Solves kRows rows; p is written for those whose bit is NOT set in the result.
-template <class Rows> inline unsigned settle_group(Rows& rows, float* const* out) {
+template <class Rows> inline unsigned settle_group(const Row<float>* given, Rows& rows, float* const* out) {
   using V = Vec<float>;
   const Group& asked = rows.group();
   const Smaller small(asked, rows.number);
@@ -249,12 +258,13 @@ template <class Rows> inline unsigned settle_group(Rows& rows, float* const* out
   const auto scale = V::div(one, temperature);
   auto anchor = normal_guess<V>(rows.number, rows.mean(), rows.variance(), asked.k, asked.temperature);
   auto shift = V::set(0), step = V::set(0), variability = V::set(0), bend = V::set(0);
-  for (int pass = 0; pass < 3; ++pass) {
+  for (int pass = 0;; ++pass) {
     const LaneMoments m = rows.evaluate(anchor, V::mul(scale, bits), V::mul(shift, bits));
     step = third_order_step<V>(m.p, m.v, m.pv, m.vv, small.n, small.k);
     variability = m.v;
     bend = V::fnma(V::set(2), m.pv, m.v);
-    if (V::lanes(V::ge(V::abs(step), V::set(kLongStep))) == 0) break;  // NaN counts as small: its row fails below
+    // NaN counts as small: its row fails below.
+    if (pass == 2 || V::lanes(V::ge(V::abs(step), V::set(kLongStep))) == 0) break;
     const auto moved = V::fnma(step, temperature, anchor);
     shift = V::mul(V::add(V::sub(V::sub(anchor, moved), V::mul(step, temperature)), V::mul(shift, temperature)), scale);
     anchor = moved;
@@ -266,6 +276,7 @@ template <class Rows> inline unsigned settle_group(Rows& rows, float* const* out
     const auto most = V::mul(V::max(V::min(step, one), V::set(-1)), bits);
     const auto excess = rows.move(V::sub(power_of_two<V>(most), one)).less(small.k64);
     variability = V::fma(step, bend, variability);
+    shift = V::sub(shift, step);
     const auto limit = V::mul(V::set(4 * Limits<float>::eps), variability);
     const auto noise = V::mul(V::set(2 * Limits<float>::eps), V::sqrt(V::mul(small.k, V::min(small.k, one))));
     const auto is_clear = V::ge(V::mul(V::set(4), limit), noise);
@@ -276,16 +287,17 @@ template <class Rows> inline unsigned settle_group(Rows& rows, float* const* out
   }
   const unsigned solved = V::lanes(settled);
   rows.finish(solved, small.is_rest, out);
+  keep(given, solved, anchor, V::blend(small.is_rest, V::sub(V::set(0), shift), shift));
   return ~solved & kAll;
 }
 
 inline unsigned quick_group(const Row<float>* given, int count, float* const* out) {
   if (given->n <= kNarrow) {
     ShortRows rows(given);
-    return settle_group(rows, out);
+    return settle_group(given, rows, out);
   }
   LongRows rows(given, out, count);
-  return settle_group(rows, out);
+  return settle_group(given, rows, out);
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
 // One row of scores, and passes over it.
 #pragma once
 
+#include "exps.h"
 #include "kernels.h"
 #include "parallel.h"
-#include "simd.h"
 
 namespace {
 
@@ -22,10 +22,11 @@ template <class V, bool Masked = false> struct Full {
 
   reg load(const T* p, T = 0) const { return V::load(p + i); }
   void store(T* p, reg v) const { V::store(p + i, v); }
-  reg scores(const Row<T>& row) const {  // −inf where they may not be chosen
-    if constexpr (!Masked) return load(row.x);
-    return V::masked(load(row.x), row.mask + i * row.mask_stride, row.mask_stride);
+  reg allowed(const Row<T>& row, reg x) const {  // −inf where they may not be chosen
+    if constexpr (!Masked) return x;
+    return V::masked(x, row.mask + i * row.mask_stride, row.mask_stride);
   }
+  reg scores(const Row<T>& row) const { return allowed(row, load(row.x)); }
   reg live(reg v) const { return v; }
   typename V::mask_t only(typename V::mask_t m) const { return m; }
   void put(T* p, reg v, unsigned) const { V::store(p, v); }  // so many lanes, or all
@@ -37,17 +38,19 @@ template <class V, bool Masked = false> struct Part {
 
   reg load(const T* p, T beyond = 0) const { return load_part(p + i, count, V::set(beyond)); }
   void store(T* p, reg v) const { store_part(p + i, v, count); }
-  reg scores(const Row<T>& row) const {  // and beyond the end
-    const reg x = load(row.x, -std::numeric_limits<T>::infinity());
+  reg allowed(const Row<T>& row, reg x) const {
     if constexpr (!Masked) return x;
     return V::masked(x, row.mask + i * row.mask_stride, row.mask_stride, count);
+  }
+  reg scores(const Row<T>& row) const {  // and beyond the end
+    return allowed(row, load(row.x, -std::numeric_limits<T>::infinity()));
   }
   reg live(reg v) const { return V::keep(only(~typename V::mask_t{}), v); }  // 0 beyond the end
   typename V::mask_t only(typename V::mask_t m) const { return m & (V::iota() < (Whole<T>)count); }
   void put(T* p, reg v, unsigned lanes) const { store_part(p, v, lanes); }
 };
 
-constexpr int64_t kBlock = 32;  // lanes are flushed into float64 after so many vectors
+constexpr int64_t kBlock = 32;  // lanes are flushed into float64 after so many vectors, if not said otherwise
 
 struct Nothing {
   template <class At> void operator()(At) const {}
@@ -56,7 +59,7 @@ struct Nothing {
 // Runs body(at, lanes) over [begin, end), a vector at a time; lanes are `Count` accumulators, 0 beyond the end, of which
 // there are two sets in turns, so that no addition waits for the one before. `prepare` runs first over each block: what
 // takes long to compute is better stored and read again than waited for.
-template <class V, int Count, bool Masked, class Prepare, class Body>
+template <class V, int Count, bool Masked, int64_t Block = kBlock, class Prepare, class Body>
 inline void accumulate(int64_t begin, int64_t end, double* sums, Prepare prepare, Body body) {
   constexpr int64_t w = V::width;
   using At = Full<V, Masked>;
@@ -64,7 +67,7 @@ inline void accumulate(int64_t begin, int64_t end, double* sums, Prepare prepare
   typename V::wide wide[Count];
   for (int64_t i = begin; i < end;) {
     typename V::reg lanes[2][Count] = {};
-    const int64_t stop = i + kBlock * w < end ? i + kBlock * w : end, full = stop - (stop - i) % w;
+    const int64_t stop = i + Block * w < end ? i + Block * w : end, full = stop - (stop - i) % w;
     for (int64_t j = i; j < full; j += w) prepare(At{j});
     if (full < stop) prepare(Last{full, stop - full});
     for (; i + w < full; i += 2 * w) {
@@ -80,11 +83,11 @@ inline void accumulate(int64_t begin, int64_t end, double* sums, Prepare prepare
 }
 
 // The same over a whole row, in chunks whose sums are added in order: the same bits at any number of threads.
-template <class V, int Count, bool Masked = false, class Body, class Prepare = Nothing>
+template <class V, int Count, bool Masked = false, int64_t Block = kBlock, class Body, class Prepare = Nothing>
 inline void accumulate_row(int64_t n, int threads, double* sums, Body body, Prepare prepare = {}) {
   for (int s = 0; s < Count; ++s) sums[s] = 0;
   for_chunks<Count>(n, threads, sums, [&](int64_t begin, int64_t end, double* part) {
-    accumulate<V, Count, Masked>(begin, end, part, prepare, body);
+    accumulate<V, Count, Masked, Block>(begin, end, part, prepare, body);
   });
 }
 

@@ -33,25 +33,6 @@ template <> struct Limits<double> {
   static constexpr double exp_floor = -708.0;
 };
 
-// 2^r on |r| ≤ ½, highest power first: to 1e-7 (float, fitted for the least relative error) and 2e-16 (double, Taylor).
-// `rest` is what log₂e lacks.
-template <class T> struct Exp2Polynomial;
-template <> struct Exp2Polynomial<float> {
-  static constexpr int degree = 5;
-  static constexpr float c[degree + 1] = {
-      1.326472731e-3f, 9.671512991e-3f, 5.550733581e-2f, 2.402224243e-1f, 6.931470037e-1f, 1.0f};
-  static constexpr float log2e = 1.44269504f, rest = 1.92596299e-8f, magic = 12582912.0f, most = 128;
-};
-template <> struct Exp2Polynomial<double> {
-  static constexpr int degree = 13;
-  static constexpr double c[degree + 1] = {
-      1.3691488853904128e-12, 2.5678435993488206e-11, 4.4455382718708116e-10, 7.054911620801123e-09,
-      1.01780860092397e-07, 1.321548679014431e-06, 1.5252733804059841e-05, 0.0001540353039338161,
-      0.0013333558146428443, 0.009618129107628477, 0.05550410866482158, 0.24022650695910072, 0.6931471805599453, 1.0};
-  static constexpr double log2e = 1.4426950408889634, rest = 2.0355273740931033e-17, magic = 6755399441055744.0,
-                          most = 1024;
-};
-
 template <class T> using Whole = typename std::conditional<sizeof(T) == 4, int32_t, int64_t>::type;
 template <class T> using Bits = typename std::make_unsigned<Whole<T>>::type;
 
@@ -122,14 +103,13 @@ inline Doubles high_half(Floats r) { return _mm512_cvtps_pd(_mm512_extractf32x8_
 inline Floats packed(Floats v, unsigned set) { return _mm512_maskz_compress_ps((__mmask16)set, v); }
 inline Doubles packed(Doubles v, unsigned set) { return _mm512_maskz_compress_pd((__mmask8)set, v); }
 inline unsigned first_lanes(int64_t count) { return (1u << count) - 1; }
-// The nearest whole number, y·2^n for a whole n, and 1/d where t < most or t is NaN, else 0.
-inline Floats nearest(Floats t) { return _mm512_roundscale_ps(t, 8); }
+// t − ⌊t⌋, which is 0 for ±∞, and y·2^⌊t⌋; 1/d to 14 bits; the nearest whole number; and 1/d where t < most or t is NaN,
+// else 0.
+inline Floats fraction(Floats t) { return _mm512_reduce_ps(t, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
+inline Floats scaled(Floats y, Floats t) { return _mm512_scalef_ps(y, t); }
+inline Doubles scaled(Doubles y, Doubles t) { return _mm512_scalef_pd(y, t); }
+inline Floats rough_inverse(Floats d) { return _mm512_rcp14_ps(d); }
 inline Doubles nearest(Doubles t) { return _mm512_roundscale_pd(t, 8); }
-inline Floats scaled(Floats y, Floats n) { return _mm512_scalef_ps(y, n); }
-inline Doubles scaled(Doubles y, Doubles n) { return _mm512_scalef_pd(y, n); }
-inline Floats inverse_below(Floats t, float most, Floats d) {
-  return _mm512_maskz_div_ps(_mm512_cmp_ps_mask(t, _mm512_set1_ps(most), _CMP_NGE_UQ), _mm512_set1_ps(1), d);
-}
 inline Doubles inverse_below(Doubles t, double most, Doubles d) {
   return _mm512_maskz_div_pd(_mm512_cmp_pd_mask(t, _mm512_set1_pd(most), _CMP_NGE_UQ), _mm512_set1_pd(1), d);
 }
@@ -341,59 +321,5 @@ template <class T> struct Vec {
     return part[0];
   }
 };
-
-// y·2^n for 2^r·2^n with |r| ≤ ½ and shifted = magic + n. The polynomial by pairs: half as long to wait for as one power
-// after another.
-template <class V> inline typename V::reg exp2_of(typename V::reg r, typename V::reg shifted) {
-  using P = Exp2Polynomial<typename V::scalar>;
-  const auto square = V::mul(r, r);
-  auto y = V::fma(V::set(P::c[0]), r, V::set(P::c[1]));
-  for (int i = 2; i < P::degree; i += 2) y = V::fma(y, square, V::fma(V::set(P::c[i]), r, V::set(P::c[i + 1])));
-  return V::scale2(y, shifted);
-}
-
-// e^{−|z|}, and exactly 0 where that would underflow.
-template <class V> inline typename V::reg small_exp(typename V::reg minus_z) {
-  using P = Exp2Polynomial<typename V::scalar>;
-  const auto negative = V::sub(V::set(0), V::abs(minus_z)), floor = V::set(Limits<typename V::scalar>::exp_floor);
-  const auto t = V::max(negative, floor), log2e = V::set(P::log2e), magic = V::set(P::magic);
-  const auto shifted = V::fma(t, log2e, magic), n = V::sub(shifted, magic);
-  const auto r = V::fma(t, V::set(P::rest), V::fma(t, log2e, V::sub(V::set(0), n)));
-  return V::keep(V::ge(negative, floor), exp2_of<V>(r, shifted));
-}
-
-// 2^u for |u| that does not overflow, or one more, which gives infinity. For NaN it gives some number.
-template <class V> inline typename V::reg power_of_two(typename V::reg u) {
-  const auto magic = V::set(Exp2Polynomial<typename V::scalar>::magic), shifted = V::add(u, magic);
-  return exp2_of<V>(V::sub(u, V::sub(shifted, magic)), shifted);
-}
-
-// σ(z) from −z·log₂e: NaN for NaN, and exactly 0 where e^{−z} overflows.
-template <class V, class P = Exp2Polynomial<typename V::scalar>> inline typename V::reg sigma_of(typename V::reg t) {
-  constexpr auto most = P::most;
-#if defined(__AVX512F__)
-  // It scales by any power of two, so that only −∞, a score of +∞, must be kept from becoming NaN.
-  const auto u = V::max(t, V::set(2 - 2 * most)), n = nearest(u), r = V::sub(u, n);
-  auto y = V::set(P::c[0]);
-  for (int i = 1; i <= P::degree; ++i) y = V::fma(y, r, V::set(P::c[i]));
-  return inverse_below(t, most, V::add(V::set(1), scaled(y, n)));
-#else
-  const auto u = V::max(V::min(t, V::set(most)), V::set(2 - most));
-  const auto one = V::fma(u, V::set(0), V::set(1));  // NaN for NaN
-  return V::div(one, V::add(V::set(1), power_of_two<V>(u)));
-#endif
-}
-
-// min(σ(z), σ(−z)), to all digits however small.
-template <class V> inline typename V::reg tail_of(typename V::reg minus_z) {
-  const auto e = small_exp<V>(minus_z);
-  return V::div(e, V::add(V::set(1), e));
-}
-
-// σ(logit p + step) for grow = e^step − 1.
-template <class V> inline typename V::reg shifted(typename V::reg p, typename V::reg grow) {
-  const auto t = V::mul(p, grow);
-  return V::div(V::add(p, t), V::add(V::set(1), t));
-}
 
 }  // namespace

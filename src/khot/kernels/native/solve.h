@@ -81,7 +81,7 @@ template <class F, class V, class T> bool solve_from_sample(const Row<T>& row, T
       });
     }
     if (!(sums[1] > 0)) return false;
-    if (settles() && !complement) return true;
+    if (settles() && !complement) return keep(row, point), true;
     step = settles() ? 0 : (sums[0] - k) / sums[1];
     // A short step is taken along the slope. The sum of that decides; if it does not, all is computed anew.
     if (std::fabs(step) < short_step && (step == 0 || F::has_simple_slope)) {
@@ -95,7 +95,7 @@ template <class F, class V, class T> bool solve_from_sample(const Row<T>& row, T
         lanes[0] = V::add(lanes[0], q);
         at.store(y, complement ? V::sub(V::set(1), q) : q);
       });
-      if (settles()) return true;
+      if (settles()) return keep(row, point.moved(complement ? -step : step, row.temperature)), true;
     }
     if (complement) step = -step;
   }
@@ -105,7 +105,8 @@ template <class F, class V, class T> bool solve_from_sample(const Row<T>& row, T
 template <class F, class V, class T> void solve_row(const Row<T>& row, T* p) {
   Point<T> point;
   if constexpr (F::is_logistic) {
-    if (is_long(row) ? solve_long<V>(row, true, p, &point) : solve_quickly<V>(row, p, false, &point)) return;
+    if (is_long(row) ? solve_long<V>(row, true, p, &point) : solve_quickly<V>(row, p, false, &point))
+      return keep(row, point);
   } else if (solve_from_sample<F, V>(row, p)) {
     return;
   }
@@ -113,6 +114,7 @@ template <class F, class V, class T> void solve_row(const Row<T>& row, T* p) {
   if (is_settled(row, census)) return settle(row, census, p);
   const Balance found = locate<F, V>(row, census, true, p, &point);
   write<F, V>(row, point, found.step, p);
+  keep(row, point.moved(found.step, row.temperature));
 }
 
 // z = (x − τ)/T. False, and z holds nothing, where the threshold is infinite, or is decided by numbers too small to be

@@ -14,8 +14,9 @@ inline FloatMask column_key(Floats x) {
 }
 inline Floats column_of(FloatMask key) { return (Floats)(key ^ ((key >> 31) & 0x7fffffff)); }
 
-// The scores of rank r = ⌈k⌉ and ⌊k⌋ + 1 (1 = largest) of each row, by halving the keys between two that occur. Rows
-// that are not `wanted` may get any number.
+// The scores of rank r = ⌈k⌉ and ⌊k⌋ + 1 (1 = largest) of each row, between two that occur: two times where the rank lies
+// if the scores between are spread evenly, and then half way between their keys. Rows that are not `wanted` may get any
+// number.
 inline void select_columns(const Columns& rows, unsigned wanted, Floats* upper, Floats* lower) {
   using V = Vec<float>;
   using Distance = FloatBits;
@@ -33,12 +34,21 @@ inline void select_columns(const Columns& rows, unsigned wanted, Floats* upper, 
     high = key > high ? key : high;
   }
   FloatMask reached = FloatMask{} + (int32_t)rows.n, before = low;  // how many reach `low`, and the next smaller key
-  for (;;) {
+  FloatMask above{};                                                // how many are larger than `high`
+  for (int i = 0;; ++i) {
     const FloatMask is_done = (low == high) | (reached == rank);
     if ((V::lanes(is_done) & wanted) == wanted) break;
     // A pivot in (low, high]; differences are unsigned, and those on the wrong side are the largest.
-    const Distance middle = (Distance)low + (((Distance)high - (Distance)low) >> 1);
-    const auto beneath = (FloatMask)middle, pivot = (FloatMask)(middle + 1);
+    FloatMask beneath = (FloatMask)((Distance)low + (((Distance)high - (Distance)low) >> 1));
+    if (i % 3 != 2) {
+      const auto most = column_of(high), all = V::sub(column_of(low), most);
+      const auto share = (__builtin_convertvector(rank - above, Floats) - 0.5f) /
+                         __builtin_convertvector(reached - above, Floats);
+      const FloatMask key = column_key(V::fma(share, all, most)), last = high - 1;
+      beneath = key > low ? key : low;
+      beneath = beneath < last ? beneath : last;
+    }
+    const FloatMask pivot = beneath + 1;
     FloatMask count{};
     Distance up = ~Distance{}, down = ~Distance{};
     for (int64_t j = 0; j < rows.n; ++j) {
@@ -51,6 +61,7 @@ inline void select_columns(const Columns& rows, unsigned wanted, Floats* upper, 
     const FloatMask falls = is_high & ~is_done, rises = ~(is_done | is_high);
     const auto smaller_key = (FloatMask)((Distance)beneath - down), larger_key = (FloatMask)((Distance)pivot + up);
     high = falls ? smaller_key : high;
+    above = falls ? count : above;
     before = rises ? smaller_key : before;
     low = rises ? larger_key : low;
     reached = rises ? count : reached;
@@ -67,20 +78,22 @@ struct ColumnTails {
 // Also stores in `signed_tails` the smaller of p and 1 − p, negative if it is 1 − p.
 inline ColumnTails tails(const Columns& rows, Floats anchor, Floats scale, Floats shift, Floats* signed_tails) {
   using V = Vec<float>;
-  const auto minus_zero = V::set(-0.0f);
+  const auto bits = V::set((float)(1 / kLn2));
+  scale = V::mul(scale, bits), shift = V::mul(shift, bits);
   Total lower, upper, above;
   Floats lower_v = V::set(0), upper_v = V::set(0);
   for (int64_t j = 0; j < rows.n; j += 8) {
     Floats all = V::set(0), high = V::set(0), number = V::set(0);
     for (int64_t i = j; i < j + 8 && i < rows.n; ++i) {
-      const auto at = Logistic::at<V>(V::fma(V::sub(anchor, rows.x[i]), scale, shift));
-      signed_tails[i] = (Floats)((FloatMask)at.tail | (at.above & (FloatMask)minus_zero));
-      const auto tail = V::keep(at.above, at.tail), density = V::keep(at.above, at.density);
+      const auto t = V::fma(V::sub(anchor, rows.x[i]), scale, shift), either = sigma_of<V>(V::abs(t));
+      const auto is_above = V::gt(V::set(0), t);
+      signed_tails[i] = V::with_sign(either, t);
+      const auto tail = V::keep(is_above, either), v = V::fnma(either, either, either), density = V::keep(is_above, v);
       high = V::add(high, tail);
-      all = V::add(all, V::sub(at.tail, tail));
+      all = V::add(all, V::sub(either, tail));
       upper_v = V::add(upper_v, density);
-      lower_v = V::add(lower_v, V::sub(at.density, density));
-      number = V::add(number, V::keep(at.above, V::set(1)));
+      lower_v = V::add(lower_v, V::sub(v, density));
+      number = V::add(number, V::keep(is_above, V::set(1)));
     }
     lower.add(all);
     upper.add(high);
@@ -167,6 +180,9 @@ inline unsigned sure_group(const Row<float>* given, int, float* const* out) {
   }
   const unsigned solved = V::lanes(usable) & ~V::lanes(active);
   rows.store(solved, y, out);
+  const auto anchor = V::blend(is_wide, middle, V::fma(temperature, shift, upper));
+  const auto left_over = V::blend(is_wide, off_middle, V::fnma(V::sub(anchor, upper), scale, shift));
+  keep(given, solved, anchor, V::add(left_over, step));
   return ~solved & kAll;
 }
 

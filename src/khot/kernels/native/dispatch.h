@@ -1,0 +1,158 @@
+// The kernels for the machine, and a soft top-k and its derivative over rows that threads share: for the files with the
+// entry points.
+#pragma once
+
+#if defined(__x86_64__)
+#define KHOT_X86
+#endif
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include "kernels.h"
+#include "parallel.h"
+
+namespace khot {
+
+// The widest path that this machine runs and that is not held back.
+int widest();
+
+}  // namespace khot
+
+namespace {
+
+#ifdef KHOT_X86
+template <class T> const khot::Kernels<T>& kernels(int32_t path, const khot::Kernels<T>& portable,
+                                                   const khot::Kernels<T>& avx2, const khot::Kernels<T>& avx512) {
+  const int best = khot::widest();
+  path = path < best ? path : best;
+  return path == KHOT_AVX512 ? avx512 : path == KHOT_AVX2 ? avx2 : portable;
+}
+const khot::Kernels<float>& kernels(int32_t path, float) {
+  return kernels(path, khot::portable_float, khot::avx2_float, khot::avx512_float);
+}
+const khot::Kernels<double>& kernels(int32_t path, double) {
+  return kernels(path, khot::portable_double, khot::avx2_double, khot::avx512_double);
+}
+#else
+const khot::Kernels<float>& kernels(int32_t, float) { return khot::portable_float; }
+const khot::Kernels<double>& kernels(int32_t, double) { return khot::portable_double; }
+#endif
+
+template <class T> khot::Row<T> row_of(const khot_rows& rows, int64_t r, int threads) {
+  return {static_cast<const T*>(rows.x) + r * rows.n,
+          rows.mask ? rows.mask + r * rows.mask_row_stride : nullptr,
+          rows.mask_stride,
+          rows.n,
+          rows.k ? rows.k[r * rows.k_stride] : rows.k_of_all,
+          rows.temperature ? rows.temperature[r * rows.temperature_stride] : rows.temperature_of_all,
+          threads,
+          rows.exponent,
+          nullptr,
+          rows.costs ? static_cast<const T*>(rows.costs) + r * rows.costs_row_stride : nullptr};
+}
+
+// Asks for large pages where a result is to be written to much memory, which may be new: a fault for each 4 KB of it takes
+// longer than what is computed. Memory that is in use already does not change.
+void expect(void* out, int64_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  constexpr uintptr_t large = 2 << 20, least = 16 << 20;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(out) + large - 1) & -large;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(out) + (uintptr_t)bytes) & -large;
+  if ((uintptr_t)bytes >= least) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+  (void)out, (void)bytes;
+#endif
+}
+
+constexpr int64_t kBatch = 128;  // so many rows are solved together
+constexpr int64_t kFewRows = 3;  // fewer are not worth their lanes
+
+// σ_k of `count` ≤ kBatch rows from row `first` on: in groups the quick way, short ones that remain in groups the sure way,
+// and what still remains one by one.
+template <class T>
+void topk_groups(const khot::Kernels<T>& table, const khot_rows& rows, int64_t first, int64_t count, T* y,
+                 khot::Kept* kept) {
+  khot::Row<T> batch[kBatch + khot::kMostRows];
+  T* out[kBatch + khot::kMostRows];
+  for (int64_t i = 0; i < count; ++i) {
+    batch[i] = row_of<T>(rows, first + i, 1);
+    if (kept) batch[i].kept = kept + first + i;
+    out[i] = y + (first + i) * rows.n;
+  }
+  // Solves the rows of the batch, and keeps those that are not.
+  const int64_t group = table.group;
+  const auto pass = [&](auto solve_group) {
+    int64_t left = 0;
+    for (int64_t i = 0; i < count; i += group) {
+      const int64_t rest = count - i;
+      for (int64_t j = rest; j < group; ++j) batch[i + j] = batch[i], out[i + j] = out[i];  // a group is filled up
+      const auto rows_here = (int)(rest < group ? rest : group);
+      unsigned which = rest < kFewRows ? ~0u : solve_group(batch + i, rows_here, out + i);
+      which &= (1u << rows_here) - 1;
+      for (; which; which &= which - 1, ++left) {
+        batch[left] = batch[i + __builtin_ctz(which)];
+        out[left] = out[i + __builtin_ctz(which)];
+      }
+    }
+    count = left;
+  };
+  pass(table.quick_group);
+  if (rows.n <= khot::kShort) pass(table.sure_group);
+  for (int64_t i = 0; i < count; ++i) table.row[KHOT_SIGMOID](batch[i], out[i]);
+}
+
+// Multiples of a group, whatever the number of threads: the same rows come together, and give the same bits.
+int64_t rows_at_once(int64_t group, int64_t n) {
+  const int64_t fit = kParallel / n & -group;
+  return fit < group ? group : fit < kBatch ? fit : kBatch;
+}
+
+// `kept`: one per row, or null.
+template <class T> void topk(const khot_rows& rows, T* y, khot::Kept* kept = nullptr) {
+  expect(y, rows.rows * rows.n * (int64_t)sizeof(T));
+  const auto& table = kernels(rows.path, T());
+  const int64_t n = rows.n;
+  if (table.group && rows.cdf == KHOT_SIGMOID && n <= khot::kGrouped && rows.rows >= kFewRows) {
+    const int64_t most = rows_at_once(table.group, n);
+    return for_rows((rows.rows + most - 1) / most, most * n, rows.threads, [&](int64_t b, int) {
+      const int64_t first = b * most, rest = rows.rows - first;
+      topk_groups(table, rows, first, rest < most ? rest : most, y, kept);
+    });
+  }
+  for_rows(rows.rows, n, rows.threads, [&](int64_t r, int share) {
+    auto row = row_of<T>(rows, r, share);
+    if (kept) row.kept = kept + r;
+    table.row[rows.cdf](row, y + r * n);
+  });
+}
+
+template <class T> void pull(const khot_rows& rows, const T* g, T* dx, double* dk) {
+  expect(dx, rows.rows * rows.n * (int64_t)sizeof(T));
+  const auto& table = kernels(rows.path, T());
+  if (table.group && rows.n <= khot::kShort && !rows.costs) {
+    const int64_t group = table.group;
+    return for_rows((rows.rows + group - 1) / group, group * rows.n, rows.threads, [&](int64_t b, int) {
+      const int64_t first = b * group, count = rows.rows - first < group ? rows.rows - first : group;
+      khot::Row<T> batch[khot::kMostRows];
+      const T* from[khot::kMostRows];
+      T* to[khot::kMostRows];
+      double means[khot::kMostRows];
+      for (int64_t i = 0; i < count; ++i) {
+        batch[i] = row_of<T>(rows, first + i, 1);
+        from[i] = g + (first + i) * rows.n;
+        to[i] = dx + (first + i) * rows.n;
+      }
+      table.pull_short[rows.cdf](batch, (int)count, from, to, means);
+      for (int64_t i = 0; dk && i < count; ++i) dk[first + i] = means[i];
+    });
+  }
+  for_rows(rows.rows, rows.n, rows.threads, [&](int64_t r, int share) {
+    const auto kernel = (rows.costs ? table.cost_pull : table.pull)[rows.cdf];
+    const double mean = kernel(row_of<T>(rows, r, share), g + r * rows.n, dx + r * rows.n);
+    if (dk) dk[r] = mean;
+  });
+}
+
+}  // namespace
