@@ -29,9 +29,10 @@ def activations(path: Path) -> Activations:
     """Of a text, or of a file of activations."""
     if path.suffix in (".npy", ".npz", ".safetensors"):
         return open_activations(path)
-    from examples.minilm_sae import activations as of_text
+    from examples.minilm_sae import stream
 
-    return Activations(of_text(path.read_text(encoding="utf-8"), 3)[0])
+    parts = [part for _, part in stream(path.read_text(encoding="utf-8"), 3).parts()]
+    return Activations(torch.cat(parts).numpy())
 
 
 def train(data: Activations, kind: str, selector: str, seed: int, steps: int) -> dict[str, object]:

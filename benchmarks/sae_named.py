@@ -16,10 +16,10 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import common
-from examples.minilm_sae import Named, contexts, named
+from examples.minilm_sae import LAYER, TEXT, Named, contexts, named, stream
 from khot.bench import markdown_table
 from khot.nn import SparseAutoencoder
-from khot.sae import Features, features, open_activations, open_tokens
+from khot.sae import Features, features
 
 SHOWN, PURE = 8, 0.4  # rows of the table; the least purity of a latent with a name
 SIZE = "1100,860"
@@ -70,17 +70,17 @@ def main() -> int:
     parser = common.parser(__doc__, "a few steps")
     parser.add_argument("--folder", type=Path, default=Path("out/minilm"), help="what the example writes to")
     args = parser.parse_args()
-    if not (args.folder / "sae" / "report.html").exists():
+    if not (args.folder / "report.html").exists():
         few = ["--steps", "3", "--batch-size", "256"] if args.quick else []
         script = str(common.ROOT / "examples" / "minilm_sae.py")
         subprocess.run([sys.executable, script, "--out", str(args.folder), *few], check=True)
-    sae, data = SparseAutoencoder.load(args.folder / "sae"), open_activations(args.folder / "acts.npy")
-    tokens = open_tokens(args.folder / "tokens.jsonl")
+    sae, data = SparseAutoencoder.load(args.folder), stream(TEXT.read_text(encoding="utf-8"), LAYER)
+    tokens = data.row_tokens()
     of, found = features(sae, data, tokens=tokens, examples=3), named(sae, data, tokens)
     shown = [each for each in found if each.purity >= PURE][:SHOWN] or found[:1]
     places = common.places(args)
     common.write_table(places.tables / "sae-named.md", table(shown, of, len(found)))
-    photograph(args.folder / "sae" / "report.html", shown[0].latent, places.images)
+    photograph(args.folder / "report.html", shown[0].latent, places.images)
     common.show(args, found, table(shown, of, len(found)))
     return 0
 

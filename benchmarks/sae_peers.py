@@ -366,9 +366,10 @@ def activations(path: Path, folder: Path) -> Path:
     """Return a file of activations: the one given, or one made from a text."""
     if path.suffix == ".npy":
         return path.resolve()
-    from examples.minilm_sae import activations as of_text
+    from examples.minilm_sae import stream
 
-    np.save(folder / "acts.npy", of_text(path.read_text(encoding="utf-8"), LAYER)[0])
+    parts = [part for _, part in stream(path.read_text(encoding="utf-8"), LAYER).parts()]
+    np.save(folder / "acts.npy", torch.cat(parts).numpy())
     return folder / "acts.npy"
 
 

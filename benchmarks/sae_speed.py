@@ -1,7 +1,8 @@
 """A training step and decoding of the TopK autoencoder against a straightforward dense one, interleaved.
 
-512 tokens, 384 → 16384, k = 32, and 768 → 16384, k = 64. Times are those of the process's processors. Writes
-results/sae_speed.csv and docs/tables/sae-speed.md; some minutes.
+1024 tokens, 384 → 3072, k = 32, which is that of benchmarks/sae_peers.py; 512 tokens, 384 → 16384, k = 32, and 768 →
+16384, k = 64. Times are those of the process's processors. Writes results/sae_speed.csv and docs/tables/sae-speed.md;
+some minutes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +20,12 @@ from benchmarks import common
 from khot.bench import markdown_table
 from khot.nn import SparseAutoencoder, SparseAutoencoderConfig, selectors
 
-SHAPES = ((512, 384, 16384, 32), (512, 768, 16384, 64))  # tokens, d, latents, k
-CASES = ("forward", "forward + backward", "training step", "decoding")
+SHAPES = ((1024, 384, 3072, 32), (512, 384, 16384, 32), (512, 768, 16384, 64))  # tokens, d, latents, k
+STEP = "training step"
+CASES = ("forward", "forward + backward", STEP, "decoding")
+HALF = ", bfloat16"  # the product of tokens and encoder; the rest is float32
 MODELS = ("dense TopK", "khot, hard", "khot, straight-through", "khot, soft", "khot, sampled")
+MODELS += ("khot, hard" + HALF, "khot, straight-through" + HALF)
 
 
 class Dense(nn.Module):
@@ -63,11 +68,12 @@ def actions(name: str, sizes: tuple[int, int, int, int]) -> dict[str, Callable[[
         model = Dense(d, latents, k)
         loss = model.loss
     else:
-        selector = getattr(selectors, name.removeprefix("khot, ").replace("-", "_"))
+        selector = getattr(selectors, name.removeprefix("khot, ").removesuffix(HALF).replace("-", "_"))
         model = SparseAutoencoder(SparseAutoencoderConfig(d_in=d, latents=latents, k=k), selector=selector).start(x)
 
         def loss(x: Tensor) -> Tensor:
-            return model(x).loss
+            with torch.autocast("cpu", torch.bfloat16, enabled=name.endswith(HALF)):
+                return model(x).loss
 
     adam = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
     with torch.no_grad():
@@ -93,7 +99,7 @@ def actions(name: str, sizes: tuple[int, int, int, int]) -> dict[str, Callable[[
 def measure(sizes: tuple[int, int, int, int], rounds: int) -> list[dict[str, object]]:
     """Medians of the times, models in turn within each round, and their ratios to the dense one."""
     torch.set_num_threads(1)
-    shape = f"{sizes[1]} → {sizes[2]}, k = {sizes[3]}"
+    shape = f"{sizes[0]} × {sizes[1]} → {sizes[2]}, k = {sizes[3]}"
     todo = {(name, case): act for name in MODELS for case, act in actions(name, sizes).items()}
     times: dict[tuple[str, str], list[float]] = {key: [] for key in todo}
     for i in range(rounds + 1):
@@ -116,18 +122,26 @@ def measure(sizes: tuple[int, int, int, int], rounds: int) -> list[dict[str, obj
     ]
 
 
+def computes_halves() -> str:
+    """With or without: whether the processor multiplies numbers in bfloat16 (Linux)."""
+    file = Path("/proc/cpuinfo")
+    return "with" if file.exists() and {"avx512_bf16", "amx_bf16", "bf16"} & {*file.read_text().split()} else "without"
+
+
 def table(rows: list[dict[str, object]]) -> str:
-    """Milliseconds, and in brackets the ratio to the dense one."""
+    """Milliseconds, in brackets the ratio to the dense one; the ratio of a step to the hard selector's."""
     lines = []
     for shape, name in dict.fromkeys((row["shape"], row["model"]) for row in rows):
         of = {row["case"]: row for row in rows if (row["shape"], row["model"]) == (shape, name)}
         cells = [f"{of[case]['milliseconds']:.3g} ({of[case]['ratio']:.2g})" for case in CASES]
-        lines.append([str(shape), str(name), *cells])
+        hard = next(r for r in rows if (r["shape"], r["model"], r["case"]) == (shape, MODELS[1], STEP))
+        lines.append([str(shape), str(name), *cells, f"{of[STEP]['milliseconds'] / hard['milliseconds']:.2f}"])
     return (
         "<!-- Written by benchmarks/sae_speed.py; do not edit. -->\n\n"
-        + markdown_table(["", "", *CASES], lines)
+        + markdown_table(["", "", *CASES, "step, against hard"], lines)
         + f"\n\nMilliseconds of processor time, medians, and the ratio to the dense one in the same interleaved run; "
-        f"{SHAPES[0][0]} tokens, float32, one thread. A training step has the backward pass, the gradient's "
+        f"one thread, float32 but for what is named{HALF}, on a processor {computes_halves()} instructions for that. "
+        "The first number of a shape is that of the tokens. A training step has the backward pass, the gradient's "
         "projection, fused Adam and the normalisation of the decoder, the same for all.\n"
     )
 

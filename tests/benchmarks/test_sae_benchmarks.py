@@ -77,7 +77,7 @@ def test_speed():
     rows = sae_speed.measure((64, 16, 128, 4), 2)
     torch.set_num_threads(threads)
     assert len(rows) == len(sae_speed.MODELS) * len(sae_speed.CASES)
-    assert sae_speed.table(rows).count("| khot, ") == 4
+    assert sae_speed.table(rows).count("| khot, ") == 6
 
 
 def test_both_models_of_the_race_compute_the_same():
@@ -103,22 +103,38 @@ def test_minilm_runs_on_any_activations(monkeypatch):
 
 
 def test_the_example(monkeypatch, tmp_path, capsys):
-    """With a model of the same shape in place of MiniLM."""
+    """With a small random model and a tokenizer of its words in place of MiniLM."""
+    transformers = pytest.importorskip("transformers")
+    vocabulary = ["[PAD]", *dict.fromkeys(minilm_sae.TEXT.read_text(encoding="utf-8").split())]
 
-    def activations(text, layer):
-        words = text.split()[:3000]
-        return np.random.default_rng(0).standard_normal((len(words), 24), dtype=np.float32), words
+    class Words:
+        pad_token_id = 0
 
-    monkeypatch.setattr(minilm_sae, "activations", activations)
+        def encode(self, text, **how):
+            return [vocabulary.index(word) for word in text.split()[:3000]]
+
+        def convert_ids_to_tokens(self, ids):
+            return [vocabulary[i] for i in ids]
+
+        def __len__(self):
+            return len(vocabulary)
+
+    shape = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
+    torch.manual_seed(0)
+    model = transformers.BertModel(transformers.BertConfig(vocab_size=len(vocabulary), **shape))
+    monkeypatch.setattr(minilm_sae, "minilm", lambda: (model, Words()))
     options = ["--latents", "96", "--k", "4", "--steps", "20", "--batch-size", "256", "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["minilm_sae.py", *options])
     minilm_sae.main()
     printed = capsys.readouterr().out
-    assert "activations of layer 3" in printed
+    assert f"layer 3 of the model at {3000 // 128 * 128} tokens" in printed
     assert printed.count("purity") == len(minilm_sae.THEMES)
     assert "latent " in printed
-    assert "hear" in (tmp_path / "sae" / "report.html").read_text(encoding="utf-8")
-    assert [len(p) for p in minilm_sae.passages(list(range(128 * 40 + 5)))] == [32, 8]
+    assert "hear" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    words = minilm_sae.TEXT.read_text(encoding="utf-8").split()
+    tokens = minilm_sae.stream(" ".join(words), 3).row_tokens()
+    assert [tokens.text(row) for row in range(200)] == words[:200]
+    assert tokens.documents[126:130].tolist() == [0, 0, 1, 1]
 
 
 def test_the_edges_of_the_histogram_are_those_of_the_metrics():

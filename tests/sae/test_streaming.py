@@ -9,7 +9,7 @@ import torch
 from sae_runs import matrix, stop_at
 
 from khot.nn import SparseAutoencoder, SparseAutoencoderConfig
-from khot.sae import Activations, ModelActivations, Pairs, Trainer, Training, train
+from khot.sae import Activations, ModelActivations, Pairs, Trainer, Training, features, train
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow
@@ -125,6 +125,25 @@ def test_two_files_make_a_transcoder(tmp_path):
         Pairs(Activations(x), Activations(y[:-1]))
     with pytest.raises(ValueError, match=r"must have rows of 16 numbers, as `config` says; got 21"):
         Trainer(data, CONFIG, SHORT)
+
+
+def test_rows_have_their_tokens(model, texts):
+    data = source(model, texts, skip=[7])
+    tokens = data.row_tokens([f"word {i}" for i in range(50)])
+    expected = [(number, f"word {i}") for number, ids in enumerate(texts) for i in ids if i != 7]
+    assert [(int(tokens.documents[row]), tokens.text(row)) for row in range(len(tokens))] == expected
+    assert len(tokens) == data.tokens
+    with pytest.raises(ValueError, match="`vocabulary` must be given where there is no `tokenizer`"):
+        data.row_tokens()
+
+
+def test_latents_are_looked_at_in_a_stream(model, texts):
+    data = source(model, texts)
+    sae = SparseAutoencoder(CONFIG, generator=torch.Generator().manual_seed(0)).eval()
+    rows = torch.cat([part for _, part in data.parts()])
+    streamed, read = features(sae, data), features(sae, rows)
+    assert torch.equal(streamed.count, read.count)
+    assert torch.equal(streamed.top.rows, read.top.rows)
 
 
 def test_wrong_names_and_texts(model, texts, monkeypatch):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .._threads import threads_for
 from ..nn import SparseAutoencoder
-from ..sae import Activations, Features, Tokens, features, open_activations, open_tokens, open_vocabulary
+from ..sae import Activations, Features, Source, Tokens, features, open_activations, open_tokens, open_vocabulary
 
 ROWS, EXAMPLES = 2**17, 6  # largest number of rows that are read; examples of each sort for a latent
 
@@ -42,7 +42,7 @@ def read_names(
 
 
 def look(
-    folder: Path, data: Activations, names: Names, on_rows: Callable[[int, int], None] = lambda done, total: None
+    folder: Path, data: Source, names: Names, on_rows: Callable[[int, int], None] = lambda done, total: None
 ) -> Features:
     """Load the autoencoder of a folder and look at its latents, on at most 131072 rows."""
     sae = SparseAutoencoder.load(folder)

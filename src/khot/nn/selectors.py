@@ -2,6 +2,7 @@
 
 A selector of your own is a function with the signature of `Selector`. If it gives the k largest scores the weight 1 and
 the others 0, with no gradient, it may say so by an attribute `is_hard = True`: layers then look at k candidates alone.
+Another attribute, `candidates`, says among how many times k scores it is worth choosing where there are far more.
 """
 
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Protocol
 
 from torch import Generator, Tensor
 
+from .. import _check
 from .._shape import Group
 from ..designs import Pivotal, sample_khot
 from ..relaxations import hard_topk, sigmoid_topk
@@ -54,6 +56,9 @@ def hard(
         >>> khot.nn.selectors.hard(torch.tensor([0.3, 0.9, 0.1]), 1)
         tensor([0., 1., 0.])
     """
+    _check.floating("scores", scores)
+    if not isinstance(k, Tensor):
+        _check.number("k", k)
     return hard_topk(scores, k.detach().round() if isinstance(k, Tensor) else round(k), group=group)
 
 
@@ -75,8 +80,12 @@ def straight_through(
         >>> khot.nn.selectors.straight_through(x, 1)
         tensor([0., 1., 0.], grad_fn=<AddBackward0>)
     """
+    _check.floating("scores", scores)
     soft = sigmoid_topk(scores, k, temperature=temperature, group=group)
     return straight(hard(scores, k, group=group), soft)
+
+
+vars(straight_through)["candidates"] = 2.0  # the rest would have a gradient alone
 
 
 def soft(
@@ -93,6 +102,7 @@ def soft(
         >>> khot.nn.selectors.soft(torch.tensor([0.3, 0.9, 0.1]), 1)
         tensor([0.3006, 0.4392, 0.2603])
     """
+    _check.floating("scores", scores)
     return sigmoid_topk(scores, k, temperature=temperature, group=group)
 
 
@@ -110,6 +120,7 @@ def drawn(
         >>> khot.nn.selectors.drawn(torch.tensor([0.3, 0.9, 0.1]), 1, generator=torch.Generator().manual_seed(1))
         tensor([0., 1., 0.])
     """
+    _check.floating("scores", scores)
     return sampled(scores.detach(), k, temperature=temperature, generator=generator, group=group)
 
 
@@ -127,6 +138,7 @@ def sampled(
         >>> khot.nn.selectors.sampled(torch.tensor([0.3, 0.9, 0.1]), 1, generator=torch.Generator().manual_seed(1))
         tensor([0., 1., 0.])
     """
+    _check.floating("scores", scores)
     if group is None:
         return sample_khot(scores, k, temperature=temperature, generator=generator)
     how = {"design": partial(Pivotal, order="given"), "group": group}

@@ -12,6 +12,7 @@ from torch.nn.functional import normalize
 from .. import _check
 from ..nn import SparseAutoencoder
 from ._activations import ROWS, Activations
+from ._streaming import Source
 from ._texts import Tokens
 
 Array = np.ndarray[Any, Any]
@@ -80,7 +81,7 @@ class Features:
 @torch.no_grad()
 def features(
     sae: SparseAutoencoder,
-    activations: Activations | Tensor,
+    activations: Source | Tensor,
     *,
     tokens: Tokens | None = None,
     documents: Array | Tensor | None = None,
@@ -98,7 +99,7 @@ def features(
 
     Args:
         sae: the autoencoder; it is evaluated, and its latents must not be divided over processes.
-        activations: (tokens, d), read once from beginning to end.
+        activations: (tokens, d), or a source of them such as `ModelActivations`; read once from beginning to end.
         tokens: the token of each row. Their documents are taken if `documents` is not given.
         documents: a number for each row, (tokens,). Neighbouring rows with the same number are a document: contexts do
             not leave it, and it gives at most one top example. By default every row is one.
@@ -122,7 +123,7 @@ def features(
         >>> found.top.shades[1, 0]
         tensor([0., 2., 0.])
     """
-    data = activations if isinstance(activations, Activations) else Activations(activations.cpu().numpy())
+    data = Activations(activations.cpu().numpy()) if isinstance(activations, Tensor) else activations
     for name, value, least in (("examples", examples, 1), ("context", context, 0), ("neighbors", neighbors, 1)):
         _check.at_least(name, value, least)
     if sae.ranks.latents:
@@ -156,7 +157,7 @@ def features(
 
 def _read(
     sae: SparseAutoencoder,
-    data: Activations,
+    data: Source,
     documents: Array | None,
     examples: int,
     context: int,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .._extras import require
 from ._activations import ROWS, Activations, check_activations
+from ._texts import Tokens
 
 Rows = np.ndarray[Any, Any]
 
@@ -130,7 +131,7 @@ class ModelActivations:
                 raise ValueError(f"`model` must have a module {point!r}; got none, but {', '.join(near) or 'others'}.")
         if not len(texts):
             raise ValueError("`texts` must have at least one text; got none.")
-        self._ids = _ids(texts, tokenizer, max_length)
+        self._ids, self._tokenizer = _ids(texts, tokenizer, max_length), tokenizer
         self._pad = int(getattr(tokenizer, "pad_token_id", None) or 0)
         self._kept = [~np.isin(ids, np.asarray(skip, np.int64)) for ids in self._ids]
         counts = np.array([int(kept.sum()) for kept in self._kept])
@@ -164,6 +165,15 @@ class ModelActivations:
             at = np.flatnonzero(shards == number)
             out[at] = self._shard(int(number))[index[at] - self._starts[number]].to(dtype)
         return out
+
+    def row_tokens(self, vocabulary: Sequence[str] | None = None) -> Tokens:
+        """Return the token of each row and its text's number, for `features`; the tokenizer knows the vocabulary."""
+        if vocabulary is None and self._tokenizer is None:
+            raise ValueError("`vocabulary` must be given where there is no `tokenizer`; got None.")
+        if vocabulary is None:
+            vocabulary = self._tokenizer.convert_ids_to_tokens(range(len(self._tokenizer)))
+        numbers = np.repeat(np.arange(len(self._kept)), [int(kept.sum()) for kept in self._kept])
+        return Tokens(np.concatenate(self._ids)[np.concatenate(self._kept)], vocabulary, numbers)
 
     def parts(self) -> Iterator[tuple[int, Tensor]]:
         """Yield all rows in order, a shard at a time, each with the number of its first row."""

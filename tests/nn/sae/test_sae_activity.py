@@ -29,7 +29,7 @@ def test_aux_k_trains_the_encoder_of_dead_latents():
 
 def test_aux_k_that_drops_the_gradient_is_found(monkeypatch):
     """A negative control for the test above: without `chosen`, no dead latent's encoder moves."""
-    monkeypatch.setattr("khot.nn.sae._code.chosen", lambda x, weight, bias, entries, **more: entries[2])
+    monkeypatch.setattr("khot.nn.sae._code.chosen", lambda x, weight, bias, places, values, **more: values)
     sae = make()
     aux_k_loss(data(), data(), torch.tensor([1, 5, 7]), (sae.W_enc, sae.b_enc, sae.W_dec), 2).backward()
     assert sae.W_enc.grad is None

@@ -46,7 +46,7 @@ def test_loss_and_every_gradient_are_those_of_the_dense_one(kind, selector):
 
 def test_the_comparison_finds_a_dropped_gradient(monkeypatch):
     """A negative control: pre-activations without their gradient, the mistake of a fused op."""
-    monkeypatch.setattr("khot.nn.sae._model.chosen", lambda x, weight, bias, entries, **more: entries[2])
+    monkeypatch.setattr("khot.nn.sae._model.chosen", lambda x, weight, bias, places, values, **more: values)
     sae = make(aux_weight=0.0).double()
     sae(data().double()).loss.backward()
     assert sae.W_enc.grad is None

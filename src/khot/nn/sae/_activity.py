@@ -64,8 +64,8 @@ class Activity(KeepsPrecision):
         is_new = (self.threshold == 0) & least.isfinite()
         moved = self.threshold.lerp(least, faster)
         self.threshold.copy_(torch.where(is_new, least, torch.where(least.isfinite(), moved, self.threshold)))
-        if self.exponent:
-            sums = [a.relu().square().sum(0) for _, a in encoder.pieces()]  # what each could explain, chosen or not
+        if self.exponent:  # what each could explain, chosen or not
+            sums = [a.to(encoder.x.dtype).relu().square().sum(0) for _, a in encoder.pieces()]
             energy = torch.zeros_like(self.energy)
             energy[own] = (torch.stack(sums).sum(0) / count).to(energy.dtype)
             self.energy.lerp_(ranks.sum(energy), rate)

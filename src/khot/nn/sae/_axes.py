@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ... import _check
 from .. import selectors
 from ._ranks import HERE, Ranks
 
@@ -19,6 +20,7 @@ Entries = tuple[Tensor, Tensor, Tensor]  # tokens, latents and values, (entries,
 Budgets = Callable[[float | Tensor, int], Tensor]  # k and the number of tokens to the tokens of each latent, (latents,)
 GROUP = 4  # entries in a group, from which looking at groups first is faster
 PIECE = 2**22  # entries of the matrix at a time
+CANDIDATES = 4.0  # times k, for a selector that does not say how many
 
 
 class Block(NamedTuple):
@@ -61,10 +63,19 @@ class Encoder(NamedTuple):
     ranks: Ranks = HERE
 
     def pieces(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield the first token and the pre-activations of some tokens at a time."""
-        step = max(1, PIECE // max(1, len(self.bias)))
-        for first in range(0, max(1, len(self.x)), step):
-            yield first, torch.addmm(self.bias, self.x[first : first + step], self.weight).to(self.x.dtype)
+        """Yield the first token and the pre-activations of some tokens at a time, in the dtype of autocast."""
+        x, weight, bias = (t.to(self.product_dtype) for t in (self.x, self.weight, self.bias))  # not at each piece
+        step = max(1, PIECE // max(1, len(bias)))
+        for first in range(0, max(1, len(x)), step):
+            yield first, torch.addmm(bias, x[first : first + step], weight)
+
+    @property
+    def product_dtype(self) -> torch.dtype:
+        """What autocast would compute products in: double precision is left alone."""
+        device = self.x.device.type
+        if torch.is_autocast_enabled(device) and self.x.dtype == torch.float32:
+            return torch.get_autocast_dtype(device)
+        return self.x.dtype
 
 
 class Axis:
@@ -96,6 +107,7 @@ class Axis:
 
     def check_selector(self, selector: Any) -> None:
         """Raise if a selector cannot select on this axis."""
+        _check.function("selector", selector)
 
     def select(self, selector: Any, scores: Tensor, block: Block, threshold: Tensor, bandwidth: float) -> Tensor:
         """Return the weights of a block's entries in training, like `scores`."""
@@ -109,6 +121,7 @@ class Axis:
         values, places = encoder.x.new_empty(0), torch.empty(0, dtype=torch.int64, device=encoder.x.device)
         for first, a in encoder.pieces():
             new, where = _largest(a.flatten(), width)
+            new = new.to(values.dtype)
             values, places = torch.cat([values, new]), torch.cat([places, where + first * n])
             if len(values) > width:
                 values, best = values.topk(width, sorted=False)
@@ -147,7 +160,7 @@ class Token(Axis):
         width, groups = min(encoder.latents, math.ceil(ratio * number(k))), self.groups(encoder.ranks)
         found = [_top(a, min(width, a.shape[1])) for _, a in encoder.pieces()]
         values, latents = (torch.cat(parts) for parts in zip(*found, strict=True))
-        values, latents = _best(values, latents, width, groups)
+        values, latents = _best(values.to(encoder.x.dtype), latents, width, groups)
         tokens = torch.arange(len(values), device=values.device)[:, None].expand_as(latents)
         return [Block(values, tokens, latents, k, width, groups or None)]
 
@@ -194,9 +207,9 @@ class Latent(Axis):
     def _block(self, encoder: Encoder, latents: Tensor, shares: Tensor, width: int) -> Block:
         """Return the candidates of some latents, `width` for each."""
         a = torch.addmm(encoder.bias[latents, None], encoder.weight.t()[latents], encoder.x.t())  # by latent
-        values, tokens = _top(a.to(encoder.x.dtype), min(width, a.shape[1]))
+        values, tokens = _top(a, min(width, a.shape[1]))
         groups = self.groups(encoder.ranks)
-        values, tokens = _best(values, tokens, width, groups)
+        values, tokens = _best(values.to(encoder.x.dtype), tokens, width, groups)
         return Block(values, tokens, latents[:, None].expand_as(tokens), shares, width, groups or None)
 
 
@@ -245,7 +258,7 @@ def _above(encoder: Encoder, threshold: Tensor) -> Block:
     parts = []
     for first, a in encoder.pieces():
         tokens, latents = (a > threshold.clamp(min=0)).nonzero(as_tuple=True)
-        parts.append((a[tokens, latents], tokens + first, latents))
+        parts.append((a[tokens, latents].to(encoder.x.dtype), tokens + first, latents))
     values, tokens, latents = (torch.cat(part)[None] for part in zip(*parts, strict=True))
     return Block(values, tokens, latents, values.shape[1], values.shape[1])
 
@@ -265,7 +278,8 @@ def _top(a: Tensor, count: int) -> tuple[Tensor, Tensor]:
     parts = a.view(rows, size, groups)  # a group has every `groups`-th entry
     best = parts.amax(1).topk(count, sorted=False).indices
     values, place = parts.gather(2, best[:, None].expand(rows, size, count)).flatten(1).topk(count, sorted=False)
-    return values, best.gather(1, place % count) + place // count * groups
+    member = place.to(torch.int32) // count  # whole numbers of 32 bits divide faster
+    return values, best.gather(1, place - member * count) + member * groups
 
 
 def _largest(a: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -289,6 +303,13 @@ def _best(values: Tensor, places: Tensor, width: int, groups: list[str]) -> tupl
     most = int(is_best.sum(-1).max()) if is_best.numel() else 0
     values, order = torch.where(is_best, values, -torch.inf).topk(most, sorted=False)
     return values, places.gather(-1, order)
+
+
+def ratio(selector: Any, wanted: float | None) -> float:
+    """Return among how many times k entries a selector chooses in training, if it is not one that is hard."""
+    if getattr(selector, "is_hard", False):
+        return 1.0
+    return float(getattr(selector, "candidates", CANDIDATES) if wanted is None else wanted)
 
 
 def largest(blocks: list[Block], times: float) -> Tensor:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -41,46 +42,67 @@ class SparseAutoencoderOutput(NamedTuple):
     multi_fvu: Tensor
 
 
-def by_rising(places: Tensor, others: Tensor, values: Tensor) -> Entries:
-    """Return all sorted by `places`, stably."""
-    order = _rising(places)
-    return places[order], others[order], values[order]
+class Places:
+    """Where entries are, and their order by latent, which is found once: the gradients of both matrices need it.
+
+    Args:
+        tokens, latents: of each entry, (entries,).
+        count: how many latents there are.
+        rises: whether tokens rise.
+    """
+
+    def __init__(self, tokens: Tensor, latents: Tensor, count: int, *, rises: bool = True) -> None:
+        self.tokens, self.latents, self.count, self.rises = tokens, latents, count, rises
+
+    @cached_property
+    def by_latent(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the order of rising latents, and the tokens and latents in it."""
+        order = _rising(self.latents, self.count)
+        return order, self.tokens.index_select(0, order), self.latents.index_select(0, order)
 
 
-def _rising(places: Tensor) -> Tensor:
-    """Return the stable order of integers below 2³¹; those of fewer bits are sorted faster."""
-    return places.to(torch.int32).argsort(stable=True)
+def by_rising(places: Tensor, others: Tensor, values: Tensor, below: int = 2**31) -> Entries:
+    """Return all sorted by `places`, which are below a bound, stably."""
+    order = _rising(places, below)
+    return places.index_select(0, order), others.index_select(0, order), values.index_select(0, order)
+
+
+def _rising(places: Tensor, below: int) -> Tensor:
+    """Return the stable order of integers below a bound, 2³¹ at most; those of fewer bits are sorted faster."""
+    return places.to(torch.int16 if below <= 2**15 else torch.int32).argsort(stable=True)
 
 
 class _Decoded(torch.autograd.Function):
     """`weighted_rows` where many values are 0: those cost nothing but the products of their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, columns: Tensor, values: Tensor, weight: Tensor, count: int) -> Tensor:
-        ctx.save_for_backward(rows, columns, values, weight)
+    def forward(ctx: Any, places: Places, values: Tensor, weight: Tensor, count: int) -> Tensor:
+        ctx.save_for_backward(values, weight)
+        ctx.places = places
         used = values.nonzero().squeeze(1)
-        return weighted_rows(rows[used], columns[used], values[used], weight, count)
+        rows, columns = places.tokens.index_select(0, used), places.latents.index_select(0, used)
+        return weighted_rows(rows, columns, values.index_select(0, used), weight, count)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        rows, columns, values, weight = ctx.saved_tensors
-        _, _, needs_values, needs_weight, _ = ctx.needs_input_grad
-        order = _rising(columns)  # each row of the weight is then read once
-        rows, columns, values = rows[order], columns[order], values[order]
+        values, weight = ctx.saved_tensors
+        order, rows, columns = ctx.places.by_latent  # each row of the weight is then read once
         grad_values = grad_weight = None
-        if needs_values:
+        if ctx.needs_input_grad[1]:
             products = entry_products(g, weight, rows, columns)
             grad_values = torch.empty_like(products).index_copy_(0, order, products)
-        if needs_weight:
+        if ctx.needs_input_grad[2]:
+            values = values.index_select(0, order)
             used = values.nonzero().squeeze(1)
-            grad_weight = weighted_rows(columns[used], rows[used], values[used], g, len(weight))
-        return None, None, grad_values, grad_weight, None
+            rows, columns, values = (t.index_select(0, used) for t in (rows, columns, values))
+            grad_weight = weighted_rows(columns, rows, values, g, len(weight))
+        return None, grad_values, grad_weight, None
 
 
-def decoded(rows: Tensor, columns: Tensor, values: Tensor, weight: Tensor, count: int) -> Tensor:
+def decoded(places: Places, values: Tensor, weight: Tensor, count: int) -> Tensor:
     """Return `weighted_rows`, faster where many values are 0 and have a gradient; once differentiable."""
-    y: Tensor = _Decoded.apply(rows, columns, values.to(weight.dtype), weight, count)
+    y: Tensor = _Decoded.apply(places, values.to(weight.dtype), weight, count)
     return y
 
 
@@ -89,38 +111,40 @@ class _Chosen(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, origin: Tensor | None, rises: bool, *entries: Tensor
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, origin: Tensor | None, places: Places, values: Tensor
     ) -> Tensor:
-        ctx.save_for_backward(x, weight, *entries[:2])
-        ctx.rises = rises
-        return entries[2].clone()
+        ctx.save_for_backward(x, weight)
+        ctx.places = places
+        return values.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, tokens, latents = ctx.saved_tensors
-        count = weight.shape[1]
+        x, weight = ctx.saved_tensors
+        places, count = ctx.places, weight.shape[1]
         grad_x = grad_weight = grad_origin = None
-        grad_bias = g.new_zeros(count).index_add_(0, latents, g)
+        grad_bias = g.new_zeros(count).index_add_(0, places.latents, g)
         if ctx.needs_input_grad[0]:
-            rising: Entries = (tokens, latents, g) if ctx.rises else by_rising(tokens, latents, g)
+            rising: Entries = places.tokens, places.latents, g
+            rising = rising if places.rises else by_rising(*rising)
             grad_x = weighted_rows(*rising, weight.t().contiguous(), len(x))
         if ctx.needs_input_grad[1]:  # the same with tokens and latents exchanged
-            grad_weight = weighted_rows(*by_rising(latents, tokens, g), x, count).t()
+            order, tokens, latents = places.by_latent
+            grad_weight = weighted_rows(latents, tokens, g.index_select(0, order), x, count).t()
         if ctx.needs_input_grad[3]:  # Σ over the tokens of −grad_x, without it
             grad_origin = -(weight @ grad_bias)
-        return grad_x, grad_weight, grad_bias, grad_origin, None, None, None, None
+        return grad_x, grad_weight, grad_bias, grad_origin, None, None
 
 
 def chosen(
-    x: Tensor, weight: Tensor, bias: Tensor, entries: Entries, *, rises: bool, origin: Tensor | None = None
+    x: Tensor, weight: Tensor, bias: Tensor, places: Places, values: Tensor, *, origin: Tensor | None = None
 ) -> Tensor:
     """Return entries of x·weight + bias, as given, with their gradient; neither pass makes a matrix (tokens, latents).
 
-    If tokens rise, backward sorts once less. x is taken as some inputs − origin (d,), where the origin is a constant in
-    x: its gradient costs a product of the weight with a vector.
+    x is taken as some inputs − origin (d,), where the origin is a constant in x: its gradient costs a product of the
+    weight with a vector.
     """
-    return _Chosen.apply(x, weight, bias, origin, rises, *entries)  # type: ignore[no-any-return]
+    return _Chosen.apply(x, weight, bias, origin, places, values)  # type: ignore[no-any-return]
 
 
 def fraction_unexplained(error: Tensor, target: Tensor, ranks: Ranks = HERE) -> Tensor:
@@ -172,9 +196,10 @@ def explained_by(
     with torch.no_grad():
         encoder = Encoder(x, w_enc, b_enc, len(x), count, ranks)  # a row is a token, whatever their number elsewhere
         blocks = AXES["topk"].candidates(encoder, min(most, count), 1.0, None)
-    at = entries(blocks)
-    values = chosen(x, w_enc, b_enc, at, rises=True, origin=origin).relu()
-    out = ranks.total(decoded(*at[:2], values, w_dec, len(x)), ranks.latents)
+    tokens, latents, values = entries(blocks)
+    places = Places(tokens, latents, len(of))
+    values = chosen(x, w_enc, b_enc, places, values, origin=origin).relu()
+    out = ranks.total(decoded(places, values, w_dec, len(x)), ranks.latents)
     return fraction_unexplained(residual - out, residual, ranks)
 
 

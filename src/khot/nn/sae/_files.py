@@ -41,7 +41,8 @@ class SparseAutoencoderConfig:
             and a cost. `normalize_decoder` keeps it possible; in Feature Choice a latent chooses at least one token.
         k_cost: what a learned k adds to the loss, for each unit.
         temperature: of the selector at the start; scores are of order 1, since inputs are scaled.
-        candidates: soft selectors share k among the `candidates`·k largest, which bounds time and memory.
+        candidates: selectors with a gradient share k among the `candidates`·k largest, which bounds time and memory;
+            None: as many as the selector says, 2 for `straight_through` and 4 for others.
         layer_norm: bring each token to mean 0 and deviation 1 first, and undo it in the reconstruction.
         aux_weight: weight of the auxiliary loss of dead latents.
         aux_k: how many dead latents explain a token's residual; by default half of d_in.
@@ -66,7 +67,7 @@ class SparseAutoencoderConfig:
     learn_k: bool = False
     k_cost: float = 0.0
     temperature: float = 4.0
-    candidates: float = 4.0
+    candidates: float | None = None
     layer_norm: bool = False
     aux_weight: float = 1 / 32
     aux_k: int | None = None
@@ -92,10 +93,13 @@ class SparseAutoencoderConfig:
         _check.one_of("kind", self.kind, tuple(AXES))
         if self.k > self.latents:
             raise ValueError(f"`k` must satisfy 0 < k ≤ {self.latents} (the number of latents); got {self.k:g}.")
-        _check.number("candidates", self.candidates, "a number")
-        if not self.candidates >= 1:
+        if self.candidates is not None:
+            _check.number("candidates", self.candidates, "a number or None")
+        if self.candidates is not None and not self.candidates >= 1:
             raise ValueError(f"`candidates` must be ≥ 1; got {self.candidates}.")
         self.axis.check(self.k, self.zipf)
+        for prefix in self.prefixes if isinstance(self.prefixes, (list, tuple)) else (self.prefixes,):
+            _check.integer("prefixes", prefix)
         object.__setattr__(self, "prefixes", tuple(map(int, self.prefixes)))
         ends = (0, *self.prefixes, self.latents)
         if any(low >= high for low, high in pairwise(ends)):

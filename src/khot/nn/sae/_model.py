@@ -16,7 +16,7 @@ from .._precision import KeepsPrecision, shown, wide_dtype
 from . import _axes, _code, _files
 from ._activity import Activity
 from ._axes import Block, Encoder, Running
-from ._code import SparseAutoencoderOutput, by_rising, chosen, decoded, fraction_unexplained, linear_map, middle
+from ._code import Places, SparseAutoencoderOutput, by_rising, chosen, decoded, fraction_unexplained, linear_map, middle
 from ._files import Folder, SparseAutoencoderConfig
 from ._ranks import Ranks
 
@@ -35,6 +35,7 @@ class _Pass(NamedTuple):
     preactivations: Tensor  # at those entries, (entries,), with their gradient
     selected: Tensor  # their weights, (entries,)
     code: SparseCode
+    places: Places  # of the blocks' entries
 
 
 class SparseAutoencoder(KeepsPrecision):
@@ -79,6 +80,7 @@ class SparseAutoencoder(KeepsPrecision):
     ) -> None:
         super().__init__()
         _check.instance("config", config, SparseAutoencoderConfig)
+        _check.generator(generator)
         self.config, self.selector, self.ranks = config, selector, Ranks(group, latent_group)
         config.axis.check_selector(selector)
         if config.axis.learns_threshold and latent_group is not None:
@@ -166,9 +168,9 @@ class SparseAutoencoder(KeepsPrecision):
         A transcoder needs its target (…, d_out), like x; without one, use `decode(encode(x))`.
         """
         c = self.config
-        inputs, centred, origin, encoder, blocks, a, selected, code = self._encode(x, generator)
+        inputs, centred, origin, encoder, blocks, a, selected, code, places = self._encode(x, generator)
         goals, ranks = self._goals(inputs, target), encoder.ranks
-        *inner, out = self._nested(code) if c.prefixes and self.training else [self._decoded(code)]
+        *inner, out = self._nested(code) if c.prefixes and self.training else [self._decoded(code, places)]
         fvu = fraction_unexplained(goals - out, goals, ranks)
         loss, aux, multi = fvu, fvu.new_zeros(()), fvu.new_zeros(())
         if self.training:
@@ -184,8 +186,8 @@ class SparseAutoencoder(KeepsPrecision):
                 l0 = ranks.total(selected.sum(), ranks.everyone) / max(1, encoder.tokens)
                 loss = loss + c.l0_weight * (l0 / c.k - 1).square()
             if c.multi_topk:
-                more = self._code(blocks, a, _axes.largest(blocks, MULTI), code.shape)
-                multi = fraction_unexplained(goals - self._decoded(more), goals, ranks)
+                more = self._code(places, a, _axes.largest(blocks, MULTI), code.shape)
+                multi = fraction_unexplained(goals - self._decoded(more, places), goals, ranks)
             loss = ranks.averaged(loss + c.aux_weight * aux + c.multi_topk * multi)
             if c.learn_k:
                 loss = loss + c.k_cost * self.k
@@ -287,10 +289,12 @@ class SparseAutoencoder(KeepsPrecision):
         weight, bias, count = self._cast(self.W_enc), self._cast(self.b_enc), ranks.count(inputs)
         encoder = Encoder(centred.detach(), weight.detach(), bias.detach(), count, self.config.latents, ranks)
         blocks = self._blocks(encoder)
-        a = chosen(centred, weight, bias, _axes.entries(blocks), rises=self._rises, origin=origin)
-        shape, selected = (*x.shape[:-1], len(bias)), self._selected(blocks, a, generator)
-        code = self._code(blocks, a, selected, shape)
-        return _Pass(inputs, centred, origin, encoder, blocks, a, selected, code._replace(undo=undo))
+        tokens, latents, values = _axes.entries(blocks)
+        places = Places(tokens, latents, len(bias), rises=self.config.axis.is_by_token or not self.training)
+        a = chosen(centred, weight, bias, places, values, origin=origin)
+        selected = self._selected(blocks, a, generator)
+        code = self._code(places, a, selected, (*x.shape[:-1], len(bias)))._replace(undo=undo)
+        return _Pass(inputs, centred, origin, encoder, blocks, a, selected, code, places)
 
     def _goals(self, inputs: Tensor, target: Tensor | None) -> Tensor:
         """Return what is to be reconstructed, (tokens, d_out): the inputs, or a transcoder's target."""
@@ -335,15 +339,10 @@ class SparseAutoencoder(KeepsPrecision):
             return c.axis.active(encoder, self.k, self._cast(self._bounds.detach()))
         if count:
             self._least_k = min(c.latents, c.axis.least_k(count, c.latents))
-        wanted = 1.0 if getattr(self.selector, "is_hard", False) else c.candidates
         k = self.ranks.shared(self.k, c.axis.groups(self.ranks))
         running = Running(self.activity.budgets, self._cast(self._bounds.detach()), c.bandwidth)
-        return c.axis.candidates(encoder, k, max(wanted, MULTI if c.multi_topk else 1.0), running)
-
-    @property
-    def _rises(self) -> bool:
-        """Whether blocks come by rising token."""
-        return self.config.axis.is_by_token or not self.training
+        wanted = max(_axes.ratio(self.selector, c.candidates), MULTI if c.multi_topk else 1.0)
+        return c.axis.candidates(encoder, k, wanted, running)
 
     def _selected(self, blocks: list[Block], a: Tensor, generator: torch.Generator | None) -> Tensor:
         """Return the selector's weights, (entries,); all are selected in evaluation, and selectors need an entry."""
@@ -356,10 +355,9 @@ class SparseAutoencoder(KeepsPrecision):
             found.append(c.axis.select(select, scores, block, bounds, c.bandwidth).flatten())
         return torch.cat(found)
 
-    def _code(self, blocks: list[Block], a: Tensor, selected: Tensor, shape: tuple[int, ...]) -> SparseCode:
-        tokens, latents, _ = _axes.entries(blocks)
-        values = a.relu() * selected * self.scale
-        if not self._rises:
+    def _code(self, places: Places, a: Tensor, selected: Tensor, shape: tuple[int, ...]) -> SparseCode:
+        tokens, latents, values = places.tokens, places.latents, a.relu() * selected * self.scale
+        if not places.rises:
             tokens, latents, values = by_rising(tokens, latents, values)
         return SparseCode(values, tokens, latents, shape)
 
@@ -373,9 +371,11 @@ class SparseAutoencoder(KeepsPrecision):
             outs.append(outs[-1] + self._decoded(band) - self.scale * self.b_dec if outs else self._decoded(band))
         return outs
 
-    def _decoded(self, code: SparseCode) -> Tensor:
-        """Decode to (tokens, d_out), still normalised if the inputs are."""
-        out = decoded(code.tokens, code.latents, code.values, self._cast(self.W_dec), code.height)
+    def _decoded(self, code: SparseCode, places: Places | None = None) -> Tensor:
+        """Decode to (tokens, d_out), still normalised if the inputs are; `places` are those of the code, if known."""
+        if places is None or not places.rises:
+            places = Places(code.tokens, code.latents, len(self.b_enc))
+        out = decoded(places, code.values, self._cast(self.W_dec), code.height)
         return self.ranks.total(out, self.ranks.latents) + self.scale * self.b_dec
 
     def _restored(self, out: Tensor, code: SparseCode) -> Tensor:
