@@ -146,6 +146,10 @@ ROUTERS = {
     "sigma_topk": Contender(_normalized(r.sigma_topk), r.importance_loss),
     "sigma_topk, sampled": Contender(_normalized(r.sigma_topk, sample=True), r.importance_loss),
     "sigma_topk, sampled, softmax weights": Contender(_always(softmax_weights), r.importance_loss),
+    "sigma_topk, margin": Contender(_always(partial(r.sigma_topk, margin=True)), r.importance_loss),
+    "sigma_topk, margin, sampled": Contender(
+        _always(partial(r.sigma_topk, margin=True, sample=True)), r.importance_loss
+    ),
     "sigma_topk, weights π": Contender(_always(r.sigma_topk), r.importance_loss, least=2),
     "sigma_topk, straight-through": Contender(_normalized(r.sigma_topk, straight_through=True), r.importance_loss),
     "balanced_sigma_topk": Contender(_normalized(r.balanced_sigma_topk), joint=True),

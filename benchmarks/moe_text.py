@@ -130,9 +130,9 @@ class Characters(nn.Module):
         return self.head(self.last(hidden)), [each for each in routings if each is not None]
 
 
-def run_one(text: Tensor, name: str, k: int, seed: int, steps: int) -> Row:
-    """Train and test one model."""
-    training, held = text[: -(len(text) // 10)], text[-(len(text) // 10) :]
+def run_one(text: Tensor, name: str, k: int, seed: int, steps: int, first: int | None = None) -> Row:
+    """Train and test one model, if wished on the first characters alone."""
+    training, held = text[: -(len(text) // 10)][:first], text[-(len(text) // 10) :]
     torch.manual_seed(seed)
     contender = CONTENDERS.get(name)
     model = Characters(int(text.max()) + 1, contender, k)
@@ -179,13 +179,15 @@ def test(model: Characters, held: Tensor) -> dict[str, float]:
     }
 
 
-def run(text: Tensor, plan: Plan, known: Sequence[Row]) -> Iterator[Row]:
+def run(
+    text: Tensor, plan: Plan, known: Sequence[Row], first: int | None = None, only: Sequence[str] = ()
+) -> Iterator[Row]:
     """Seed by seed, so that all routers have as many runs, but for those that are known."""
     done = {(row.k, row.seed, row.router) for row in known}
-    for k, seed in product((2, 1), plan.seeds):
+    for seed, k in product(plan.seeds, (2, 1)):
         for name in ("dense", *(name for name, each in CONTENDERS.items() if each.least <= k)):
-            if (k, seed, name) not in done:
-                yield run_one(text, name, k, seed, plan.steps)
+            if (k, seed, name) not in done and (not only or name in only):
+                yield run_one(text, name, k, seed, plan.steps, first)
 
 
 def encode(text: str) -> Tensor:
@@ -203,7 +205,7 @@ def table(rows: Sequence[Row], characters: int) -> str:
             if row.k == k:
                 of.setdefault(row.router, []).append(row)
         order = sorted(of, key=lambda name: fmean(row.loss for row in of[name]))
-        best = next(name for name in order if name != "dense")
+        best = next(name for name in order if name != "dense" and fmean(row.active for row in of[name]) <= k + 0.01)
         heading = ["", "loss", "minus the first's", "MaxVio", "dead experts", "experts a token", "seeds"]
         lines = [_line(name, of[name], of[best]) for name in order]
         parts += [f"**Text, k = {k} of {EXPERTS}**", markdown_table(heading, lines)]
@@ -211,8 +213,8 @@ def table(rows: Sequence[Row], characters: int) -> str:
     parts.append(
         f"Nats for each held-out character; {steps} steps of {BATCH} × {CONTEXT} characters, of a text of "
         f"{characters}. “dense” is one expert of {HIDDEN}·k hidden units, the arithmetic of k experts. Differences are "
-        "paired by seed, ± a standard error. † looks at all tokens of a batch for the prices of its experts, so it is "
-        "not causal."
+        "paired by seed, ± a standard error, to the first router of k experts a token; one of more has more compute. "
+        "† looks at all tokens of a batch for the prices of its experts, so it is not causal."
     )
     return "\n\n".join(parts) + "\n"
 
@@ -240,13 +242,16 @@ def main() -> int:
     parser = common.parser(__doc__, "one seed, 5 steps, nothing tuned: under a minute")
     parser.add_argument("text", type=Path, nargs="?", default=TEXT, help="any text; default: examples/shakespeare.txt")
     parser.add_argument("--redraw", action="store_true", help="only the table, from the CSV there is")
+    parser.add_argument("--first", type=int, metavar="N", help="train on the first N characters alone; to out/")
+    parser.add_argument("--only", nargs="+", default=[], metavar="ROUTER", help="these routers alone; to out/")
     args = parser.parse_args()
-    places = common.places(args)
+    is_partial = args.first is not None or bool(args.only)
+    places = common.places(args, is_partial)
     torch.set_num_threads(1)
     path, names = places.results / "moe_text.csv", [field.name for field in fields(Row)]
     text = encode(args.text.read_text(encoding="utf-8"))
-    rows = from_csv(path.read_text(encoding="utf-8")) if path.exists() and not args.quick else []
-    for row in () if args.redraw else run(text, QUICK if args.quick else FULL, tuple(rows)):
+    rows = from_csv(path.read_text(encoding="utf-8")) if path.exists() and not (args.quick or is_partial) else []
+    for row in () if args.redraw else run(text, QUICK if args.quick else FULL, tuple(rows), args.first, args.only):
         rows.append(row)
         common.write(path, common.to_csv(rows, names, digits=6))
         print(f"k = {row.k}, {row.router}, seed {row.seed}: {row.loss:.3f}", file=sys.stderr, flush=True)

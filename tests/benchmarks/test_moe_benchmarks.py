@@ -324,3 +324,18 @@ def test_a_run_of_text_continues_and_its_table_is_paired():
     page = language.table(rows, len(text))
     assert page.index("sigma_topk") < page.index("softmax_topk")
     assert "0.250 ± 0.000" in page  # of pairs: the seeds differ by far more
+    more = [replace(row, router="dselect_k", loss=row.loss - 1, active=3.0) for row in rows[:3]]
+    assert "-0.750 ± 0.000" in language.table(rows + more, len(text)), "a router of more experts is no measure"
+
+
+def test_a_run_of_little_text_and_of_some_routers():
+    text = language.encode((ROOT / "examples" / "shakespeare.txt").read_text(encoding="utf-8")[:20_000])
+    plan = language.Plan(seeds=(0,), steps=2)
+    few, all_of_it = (
+        list(language.run(text, plan, (), first=n, only=["sigma_topk", "sigma_topk, margin"])) for n in (100, None)
+    )
+    for rows in (few, all_of_it):
+        assert [(row.router, row.k) for row in rows] == [
+            (name, k) for k in (2, 1) for name in ("sigma_topk", "sigma_topk, margin")
+        ]
+    assert few[0].loss != all_of_it[0].loss

@@ -125,7 +125,8 @@ class MoE(nn.Module):
         super().__init__()
         if capacity_factor is not None:
             _check.above("capacity_factor", capacity_factor, 0)
-        self.router, self.experts = router, nn.ModuleList(experts)
+        _check.instance("router", router, nn.Module)
+        self.router, self.experts = router, nn.ModuleList(_check.modules("experts", experts))
         ranks = 1 if group is None else torch.distributed.get_world_size(group)
         if (got := len(self.experts)) * ranks != (n := router.num_experts):
             divided = "" if group is None else f" divided by the {ranks} processes of the group"

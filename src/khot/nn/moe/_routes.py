@@ -25,6 +25,7 @@ def sigma_topk(
     sample: bool = False,
     straight_through: bool = False,
     normalize: bool = False,
+    margin: bool = False,
     generator: torch.Generator | None = None,
 ) -> Routing:
     """Choose the k largest of `π = σ_k(logits/T)`, Σπ = k for every token, and weight them by π.
@@ -42,6 +43,9 @@ def sigma_topk(
         normalize: weights in proportion to `π·exp(logits/T)`, with sum 1: one expert can have nearly all of it, which
             π, at most 1 and k in total, does not allow, and still all scores get a gradient. With k = 1 the weight is
             1, and nothing is learned by it. Scores of +inf share the whole weight equally.
+        margin: normalize over the chosen experts and the best one that was not chosen, which has its part of the weight
+            and does not run. With k = 1 the weight is then the margin over that one, `σ((x₁ − x₂)/T + log(π₁/π₂))`, in
+            [½, 1] if there is no sample. Not with `straight_through`; `normalize` changes nothing then.
         generator: where the randomness comes from; torch's own if None.
 
     Returns:
@@ -57,17 +61,24 @@ def sigma_topk(
     """
     logits, k = checked(logits, k)
     check_bias(bias, logits.shape[-1])
+    if margin and straight_through:
+        raise ValueError("`margin` must be False with `straight_through`, whose weights are all equal; got True.")
     probs = sigmoid_topk(logits if bias is None else logits + bias.detach(), k, temperature=temperature)
     if sample and probs.numel():
         certain = probs.detach().to(torch.float64).nan_to_num(k / probs.shape[-1])  # the weights will tell of NaN
         indices = select.order(Pivotal(certain, k, validate_args=False).sample(generator=generator))[..., :k]
     else:
         indices = probs.detach().topk(k, -1).indices
+    if margin and k < probs.shape[-1]:  # the best of the rest is the last
+        best = probs.detach().scatter(-1, indices, -1.0).argmax(-1, keepdim=True)
+        both = torch.cat([indices, best], -1)
+        weights = _normalized(logits.gather(-1, both), probs.gather(-1, both), temperature)[..., :k]
+        return Routing(logits, weights, indices, probs)
     weights = probs.gather(-1, indices)
     if straight_through:
         weights = straight(torch.ones_like(weights), weights)
         weights = weights / k if normalize else weights
-    elif normalize:
+    elif normalize or margin:
         weights = _normalized(logits.gather(-1, indices), weights, temperature)
     return Routing(logits, weights, indices, probs)
 
@@ -77,7 +88,8 @@ def _normalized(x: Tensor, probs: Tensor, temperature: float | Tensor) -> Tensor
     heat = temperature[..., None] if isinstance(temperature, Tensor) else temperature
     is_infinite = x == torch.inf
     has_infinite = is_infinite.any(-1, keepdim=True)
-    exponent = x.masked_fill(has_infinite, 0.0) / heat + probs.log()
+    log_probs = probs.clamp(min=torch.finfo(probs.dtype).tiny).log()  # 0 would make the gradient NaN
+    exponent = x.masked_fill(has_infinite, 0.0) / heat + log_probs
     limit = torch.zeros_like(x).masked_fill(~is_infinite, -torch.inf)
     return torch.where(has_infinite, limit, exponent).softmax(-1)
 
@@ -91,6 +103,7 @@ def balanced_sigma_topk(
     sample: bool = False,
     straight_through: bool = False,
     normalize: bool = False,
+    margin: bool = False,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
     group: Group = None,
@@ -106,7 +119,7 @@ def balanced_sigma_topk(
         capacity: the expected load of an expert at most, ≥ k·tokens/n; None for just that, an equal load for all.
         temperature: T > 0, one for all tokens.
         sample: as for `sigma_topk`; then loads are met in expectation, otherwise by π.
-        straight_through, normalize, generator: as for `sigma_topk`.
+        straight_through, normalize, margin, generator: as for `sigma_topk`.
         mask: (…), True for tokens, False for padding, which goes to no expert and counts for no load.
         group: the process group whose processes hold the tokens of one batch, as under DDP; then capacity and prices
             are those of all its tokens.
@@ -132,7 +145,7 @@ def balanced_sigma_topk(
         counted = counted.masked_fill(~mask.reshape(-1, 1), torch.nan)  # which prices leave out
     heat = torch.as_tensor(temperature, dtype=torch.float64, device=logits.device).detach().reshape(())
     price = ops.prices(counted, k, capacity, heat, total)
-    how = {"sample": sample, "straight_through": straight_through, "normalize": normalize}
+    how = {"sample": sample, "straight_through": straight_through, "normalize": normalize, "margin": margin}
     bias = -price.to(logits.dtype)
     return present(sigma_topk(logits, k, temperature=temperature, bias=bias, generator=generator, **how), mask)
 
@@ -223,6 +236,7 @@ def noisy_topk(
         raise ValueError(f"`logits` must have 2n entries, scores and scales; got {logits.shape[-1]}.")
     x, raw = widened(logits).chunk(2, -1)
     if training:
+        _check.generator(generator)
         x = x + torch.empty_like(x).normal_(generator=generator) * softplus(raw)
     return softmax_topk(x, k, normalize=normalize)
 

@@ -59,6 +59,7 @@ class BoundRoute:
     """A route to k of n experts, with its width, and what it takes of what the caller `gives`, looked up once."""
 
     def __init__(self, route: Route, n: int, k: int, gives: tuple[str, ...] = ()) -> None:
+        _check.function("route", route)
         parameters = list(inspect.signature(route).parameters.values())
         needs = [p for p in parameters[2:] if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         if missing := [p.name for p in needs if p.name not in gives]:
@@ -106,7 +107,10 @@ def widened(logits: Tensor) -> Tensor:
 
 def check_bias(bias: Tensor | None, n: int) -> None:
     """Raise unless there is one number for each expert, or none at all."""
-    if bias is not None and bias.shape != (n,):
+    if bias is None:
+        return
+    _check.instance("bias", bias, Tensor)
+    if bias.shape != (n,):
         raise ValueError(f"`bias` must have the shape ({n},), one for each expert; got {tuple(bias.shape)}.")
 
 
@@ -143,6 +147,7 @@ def check_mask(mask: Tensor | None, logits: Tensor) -> None:
     """Raise unless a mask says of each token whether it is one."""
     if mask is None:
         return
+    _check.instance("mask", mask, Tensor)
     if mask.dtype != torch.bool or mask.shape != logits.shape[:-1]:
         got = f"{tuple(mask.shape)} of {mask.dtype}"
         raise ValueError(f"`mask` must be a boolean tensor of shape {tuple(logits.shape[:-1])}; got {got}.")
@@ -176,6 +181,7 @@ def load(routing: Routing, *, group: Group = None) -> Tensor:
         >>> load(khot.nn.routing.softmax_topk(torch.eye(3)[:2], 1))
         tensor([1, 1, 0])
     """
+    _check.instance("routing", routing, Routing)
     n, chosen = routing.probs.shape[-1], routing.indices.reshape(-1)
     counts = chosen.new_zeros(n + 1).scatter_add(0, chosen, torch.ones_like(chosen))[:n]
     return counts if group is None else over(group, "").sum(counts)
@@ -194,6 +200,7 @@ def load_balance_loss(routing: Routing, *, group: Group = None) -> Tensor:
         >>> load_balance_loss(khot.nn.routing.softmax_topk(torch.eye(3)[:2], 1))
         tensor(1.1821)
     """
+    _check.instance("routing", routing, Routing)
     n = routing.probs.shape[-1]
     tokens, probs = load(routing, group=group).to(routing.probs.dtype), routing.probs.reshape(-1, n).sum(0)
     if group is not None:
@@ -220,6 +227,7 @@ def importance_loss(routing: Routing, *, group: Group = None) -> Tensor:
         >>> importance_loss(khot.nn.routing.softmax_topk(torch.eye(3)[:2], 1))
         tensor(0.0663)
     """
+    _check.instance("routing", routing, Routing)
     probs = routing.probs.reshape(-1, routing.probs.shape[-1]).sum(0)
     return cv_squared(probs if group is None else _whole(probs, group))
 
@@ -234,6 +242,7 @@ def cv_squared(x: Tensor) -> Tensor:
         >>> cv_squared(torch.tensor([1.0, 3.0]))
         tensor(0.2500)
     """
+    _check.floating("x", x)
     mean = x.mean()
     return (x - mean).square().mean() / mean.square().clamp(min=1e-20)
 
@@ -248,6 +257,7 @@ def z_loss(routing: Routing) -> Tensor:
         >>> z_loss(khot.nn.routing.softmax_topk(torch.zeros(5, 3), 1))  # log² 3
         tensor(1.2069)
     """
+    _check.instance("routing", routing, Routing)
     return _mean_of_present(routing.logits.logsumexp(-1).square(), routing)
 
 
@@ -288,6 +298,7 @@ def max_violation(routing: Routing) -> float:
         >>> max_violation(khot.nn.routing.softmax_topk(torch.eye(3)[:2], 1))
         0.5
     """
+    _check.instance("routing", routing, Routing)
     require_values("A number", routing.indices)
     tokens = load(routing).to(torch.float64)
     return float(tokens.max() / tokens.mean() - 1) if tokens.any() else 0.0
@@ -303,6 +314,7 @@ def dead_experts(routing: Routing) -> int:
         >>> dead_experts(khot.nn.routing.softmax_topk(torch.eye(3)[:2], 1))
         1
     """
+    _check.instance("routing", routing, Routing)
     require_values("A number", routing.indices)
     return int((load(routing) == 0).sum())
 
@@ -317,6 +329,7 @@ def routing_entropy(routing: Routing) -> float:
         >>> round(routing_entropy(khot.nn.routing.softmax_topk(torch.zeros(5, 3), 1)), 4)  # log 3
         1.0986
     """
+    _check.instance("routing", routing, Routing)
     require_values("A number", routing.probs)
     probs = routing.probs.detach() / routing.probs.detach().sum(-1, keepdim=True).clamp(min=1e-20)
     return float(_mean_of_present(torch.special.entr(probs).sum(-1), routing))

@@ -1,0 +1,97 @@
+"""`sigma_topk(margin=True)`: weights against the best expert that was not chosen."""
+
+from functools import partial
+
+import pytest
+import torch
+
+import khot
+from khot.nn import MoE, Router, routing
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def logits(tokens=50, n=8, dtype=torch.float32):
+    return 2 * torch.randn(tokens, n, generator=seeded(), dtype=dtype)
+
+
+def in_full(x, k, chosen, margin_of):
+    """The weights of chosen experts by the formula, with the best of the rest in the sum."""
+    worth = (x + khot.sigmoid_topk(x, k).log()).exp()
+    rest = worth.masked_fill(torch.zeros_like(x, dtype=torch.bool).scatter(-1, chosen, True), 0).amax(-1, keepdim=True)
+    mine = worth.gather(-1, chosen)
+    return mine / (mine.sum(-1, keepdim=True) + margin_of * rest)
+
+
+@pytest.mark.parametrize("k", [1, 2, 7])
+@pytest.mark.parametrize("sample", [False, True])
+def test_a_margin_is_over_the_best_of_the_rest(k, sample):
+    x = logits(dtype=torch.float64)
+    found = routing.sigma_topk(x, k, margin=True, sample=sample, generator=seeded())
+    torch.testing.assert_close(found.weights, in_full(x, k, found.indices, 1.0))
+    assert (found.weights - in_full(x, k, found.indices, 0.0)).abs().max() > 0.01, "a sum without the rest differs"
+    assert (found.weights.sum(-1) < 1).all()
+    if not sample:
+        assert (found.weights.sum(-1) >= k / (k + 1)).all()
+    plain = routing.sigma_topk(x, k, sample=sample, generator=seeded())
+    assert torch.equal(found.indices, plain.indices)
+    assert torch.equal(found.probs, plain.probs)
+
+
+def test_a_margin_of_one_expert_is_a_sigmoid_and_teaches_all_scores():
+    x = logits(dtype=torch.float64).requires_grad_()
+    found = routing.sigma_topk(x, 1, margin=True, temperature=0.7)
+    (first, second), pi = x.topk(2).values.unbind(-1), found.probs.topk(2).values
+    margin = (first - second) / 0.7 + (pi[:, 0] / pi[:, 1]).log()
+    torch.testing.assert_close(found.weights[:, 0], margin.sigmoid())
+    (slope,) = torch.autograd.grad(found.weights.sum(), x)
+    assert (slope != 0).all()
+    (none,) = torch.autograd.grad(routing.sigma_topk(x, 1, normalize=True).weights.sum(), x)
+    assert not none.any(), "without the margin the weight is 1"
+    assert torch.autograd.gradcheck(lambda x: routing.sigma_topk(x, 2, margin=True).weights, x[:6])
+
+
+@pytest.mark.parametrize("row", [[1000.0, -200, -200, -300], [9.0, -torch.inf, -torch.inf, 8], [torch.inf, 1, 0, -1]])
+@pytest.mark.parametrize("route", [routing.sigma_topk, routing.balanced_sigma_topk])
+def test_a_margin_over_experts_that_nobody_wants_has_a_gradient(route, row):
+    x = torch.tensor([row, [1.0, 2.0, 3.0, 4.0]], requires_grad=True)
+    weights = route(x, 1, margin=True).weights
+    assert ((weights > 0) & (weights <= 1)).all()
+    assert torch.autograd.grad(weights.sum(), x)[0].isfinite().all()
+
+
+def test_a_margin_over_nothing_is_normalize():
+    x = logits()
+    whole = routing.sigma_topk(x, 8, margin=True).weights
+    torch.testing.assert_close(whole, routing.sigma_topk(x, 8, normalize=True).weights)
+    with pytest.raises(ValueError, match="`margin` must be False with `straight_through`"):
+        routing.sigma_topk(x, 2, margin=True, straight_through=True)
+
+
+@pytest.mark.parametrize("route", [routing.sigma_topk, routing.balanced_sigma_topk])
+@pytest.mark.parametrize("k", [1, 2])
+def test_routers_with_a_margin_compile_whole(route, k):
+    torch.manual_seed(0)
+    router = Router(6, 4, k, route=partial(route, margin=True))
+    x = torch.randn(20, 6)
+    whole = torch.compile(router, fullgraph=True, backend="aot_eager")
+    plain, compiled = router(x), whole(x)
+    assert torch.equal(compiled.indices, plain.indices)
+    torch.testing.assert_close(compiled.weights, plain.weights)
+    (mine,), (theirs,) = (torch.autograd.grad(f.weights.square().sum(), router.weight) for f in (compiled, plain))
+    torch.testing.assert_close(mine, theirs)
+
+
+def test_only_the_chosen_expert_runs():
+    seen = []
+
+    class Spy(torch.nn.Module):
+        def forward(self, x):
+            seen.append(len(x))
+            return x
+
+    moe = MoE(Router(6, 4, 1, route=partial(routing.sigma_topk, margin=True)), [Spy() for _ in range(4)])
+    moe(torch.randn(20, 6, generator=seeded()))
+    assert sum(seen) == 20
