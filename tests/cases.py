@@ -26,6 +26,10 @@ RELAXATIONS = {
 }
 
 
+PROMISED = {torch.float32: 1e-6, torch.float64: 1e-9}
+"""How far entries, and sums in units of max(k, 1), may be off in the docs' words, for the hardest rows."""
+
+
 def scores(name: str, n: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """A named vector of the robustness grid, the same at every call."""
     return score_vector(name, n).to(dtype)

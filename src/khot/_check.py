@@ -3,11 +3,12 @@
 A check that only one function needs is beside that function. Values of tensors are not read: bad rows become NaN.
 """
 
+from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 
 from ._torch import is_shape_only, is_traced_number
@@ -143,6 +144,13 @@ def floating(name: str, value: Any, what: str = "a floating torch.Tensor") -> No
         raise TypeError(f"`{name}` must be {what}; got {got}.")
 
 
+def real(name: str, value: Any) -> None:
+    """Raise unless `value` is a tensor that is not complex."""
+    instance(name, value, Tensor)
+    if value.is_complex():
+        raise TypeError(f"`{name}` must be real; got {value.dtype}.")
+
+
 def vectors(name: str, value: Any) -> None:
     """Raise unless `value` is a floating tensor (…, m, d) with m, d ≥ 1."""
     floating(name, value)
@@ -152,9 +160,7 @@ def vectors(name: str, value: Any) -> None:
 
 def same_shape(name: str, value: Any, x: Tensor, x_name: str) -> None:
     """Raise unless `value` is a real tensor with the shape and device of `x`."""
-    instance(name, value, Tensor)
-    if value.is_complex():
-        raise TypeError(f"`{name}` must be real; got {value.dtype}.")
+    real(name, value)
     if value.shape != x.shape:
         raise ValueError(f"`{name}` must have the shape of `{x_name}`, {tuple(x.shape)}; got {tuple(value.shape)}.")
     same_device(name, value, x, x_name)
@@ -281,6 +287,39 @@ def instance(name: str, value: Any, kind: type) -> None:
     if not isinstance(value, kind):
         wanted = "torch.Tensor" if kind is Tensor else kind.__name__
         raise TypeError(f"`{name}` must be a {wanted}; got {type(value).__name__}.")
+
+
+def function(name: str, value: Any) -> None:
+    """Raise unless `value` can be called."""
+    if not callable(value):
+        raise TypeError(f"`{name}` must be callable, such as a function or a class; got {type(value).__name__}.")
+
+
+def modules(name: str, values: Any) -> list[nn.Module]:
+    """Return Modules as a list; raise unless all are."""
+    found: list[nn.Module] = list(values) if isinstance(values, Iterable) else [values]
+    for value in found:
+        if not isinstance(value, nn.Module):
+            raise TypeError(f"`{name}` must be Modules in a list; got {type(value).__name__}.")
+    return found
+
+
+def generator(value: Any) -> None:
+    """Raise unless `value` is a generator or None; a seed alone is not."""
+    if value is not None and not isinstance(value, torch.Generator):
+        got = f"got {type(value).__name__}. From a seed, make one by `torch.Generator().manual_seed(seed)`."
+        raise TypeError(f"`generator` must be a torch.Generator or None; {got}")
+
+
+def sample_shape(value: Any) -> torch.Size:
+    """Return the shape of independent samples; raise unless it is a sequence of ints ≥ 0."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        fix = " For one number of samples, write `(number,)`." if isinstance(value, Integral) else ""
+        raise TypeError(f"`sample_shape` must be a tuple of ints; got {type(value).__name__}.{fix}")
+    for size in value:
+        if not isinstance(size, torch.SymInt):
+            at_least("sample_shape", size, 0)
+    return torch.Size(value)
 
 
 def integer(name: str, value: Any) -> None:

@@ -60,12 +60,12 @@ def per_entry(value: Tensor, x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
 
 def per_row(value: PerRow, x: Tensor) -> Tensor:
     """Return a number, or a tensor that broadcasts to the rows of x (…, n), as float64 (…); a view."""
-    if is_traced_number(value):
+    if isinstance(value, Tensor):
+        value = value if value.dtype == torch.float64 else value.to(torch.float64)
+    elif type(value) is not float and is_traced_number(value):
         value = torch.as_tensor(value, dtype=torch.float64, device=x.device)
-    elif not isinstance(value, Tensor):
+    else:
         value = torch.full((), value, dtype=torch.float64, device=x.device)
-    elif value.dtype != torch.float64:
-        value = value.to(torch.float64)
     return value if value.shape == x.shape[:-1] else value.expand(x.shape[:-1])
 
 

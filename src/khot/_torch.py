@@ -166,10 +166,19 @@ def derive(function: type[torch.autograd.Function], *arguments: Any) -> Any:
 _has_nodes = _get("torch.autograd.Function._backward_cls", None) is not None
 
 
+def call_from_nodes(function: type[torch.autograd.Function], method_of: Callable[[Any], Any] | None = None) -> None:
+    """Let autograd call `function.backward`, or the method that `method_of` makes for the type of its nodes.
+
+    It is what torch's own `apply` of a node calls, after it has looked it up.
+    """
+    if _has_nodes:
+        nodes: Any = function._backward_cls
+        nodes.apply = function.backward if method_of is None else method_of(nodes)
+
+
 def apply_plain(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """Return an `apply` for ordinary tensors while no transform is active: it has nothing to unwrap or to bind."""
-    if _has_nodes:  # what torch's own `apply` of a node calls, after it has looked it up
-        function._backward_cls.apply = function.backward  # type: ignore[attr-defined]
+    call_from_nodes(function)
     quick: Callable[..., Any] = getattr(super(torch.autograd.Function, function), "apply", function.apply)
     return quick
 

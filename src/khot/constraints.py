@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.distributions import constraints, transforms
 from torch.distributions.constraint_registry import biject_to, transform_to
 
+from . import _check
 from .relaxations import sigmoid_topk as _sigmoid_topk
 from .relaxations import threshold as _threshold
 
@@ -21,6 +22,7 @@ class _OfSize(constraints.Constraint):
     event_dim = 1
 
     def __init__(self, k: float | Tensor) -> None:
+        _check.not_negative("k", k)
         self.k = k
         super().__init__()
 

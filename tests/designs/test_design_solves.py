@@ -106,7 +106,9 @@ def test_a_change_of_the_parameter_in_place_is_seen(design, name):
     assert torch.equal(d.sample((9,), generator=generator()), other.sample((9,), generator=generator()))
     wide = d.expand((2,))
     parameter.copy_(values[0])
-    assert torch.equal(wide.mean[0], design(**{name: values[0]}, k=3).mean)
+    # two rows may be summed in another order than one: how depends on the processor
+    torch.testing.assert_close(wide.mean[0], design(**{name: values[0]}, k=3).mean, rtol=0, atol=1e-12)
+    assert not torch.allclose(wide.mean[0], other.mean, rtol=0, atol=1e-3)
 
 
 @EVERY_EXACT

@@ -368,7 +368,9 @@ def test_padding_reaches_the_loss_of_the_load():
 
 @pytest.mark.compile
 @pytest.mark.parametrize("sample", [False, True])
-@pytest.mark.parametrize("route", [routing.sigma_topk, routing.balanced_sigma_topk])
+@pytest.mark.parametrize(
+    "route", [routing.sigma_topk, routing.balanced_sigma_topk, partial(routing.sigma_topk, margin=True)]
+)
 def test_swapped_models_compile_whole(route, sample):
     """Prices of experts read values on the way, which no graph could hold."""
     model = make("Mixtral").train()

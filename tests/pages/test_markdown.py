@@ -115,7 +115,7 @@ INNER = {"cli", "jobs", "ops", "relaxations", "nn.moe", "nn.sae", "bench"}
 UNLISTED = {
     "sae": {"HELD_OUT", "Point", "RECIPES", "Recipe"},
     "testing": {"SCORE_KINDS"},
-    "kernels": {"cpu", "cpu_logs"},
+    "kernels": {"cpu", "cpu_costs", "cpu_logs", "cpu_samplers"},
     "nn": {"neighbors", "routing", "schedules", "selectors", "sparsity", "spark", "tokens"},
 }
 """Public names that need no entry: constants and records that the entries speak of, and modules."""

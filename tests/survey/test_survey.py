@@ -261,7 +261,7 @@ def test_variances_refuse_what_is_no_sample(variance, values, probs):
 
 
 def test_numbers_that_are_none():
-    with pytest.raises(TypeError, match="arrays of real numbers; got str"):
+    with pytest.raises(TypeError, match="`values` must be real numbers in a tensor, an array or a list; got str"):
         survey.total("abc", [2.0])
     for make in (khot.data.DesignSampler, khot.data.DesignBatchSampler):
         more = {} if make is khot.data.DesignSampler else {"num_batches": 1}

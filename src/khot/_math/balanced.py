@@ -161,8 +161,8 @@ def local_pivotal(p: Tensor, places: Tensor, is_integer: Tensor, seed: Tensor, d
         a, b = phi[row, i], phi[row, j]
         s = a + b
         is_won = s >= 1
-        total, odds = torch.where(is_won, 2 - s, s), torch.where(is_won, 1 - a, a)
-        goes_on = coins[:, 2 * step + 1] * total < odds
+        total, odds = torch.where(is_won, 2 - s, s), torch.where(is_won, 1 - b, a)  # as in `pivotal`
+        goes_on = (coins[:, 2 * step + 1] * total < odds) ^ is_won
         stops, rest = is_won.to(s.dtype), s - is_won.to(s.dtype)
         rest = torch.where((rest < SNAP) | (rest > 1 - SNAP), rest.round(), rest)
         is_duel = count > 1

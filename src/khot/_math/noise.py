@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from .. import _check
+
 # (seed, stream, count) → (count,) uniforms of [0, 1): `khot.ops.uniform`, given to samplers by their callers
 Uniform = Callable[[Tensor, int, int], Tensor]
 UNIT = 2.0**-53
@@ -15,6 +17,7 @@ STEP = GOLDEN - 2**64  # the same 64 bits, signed
 
 def seed(generator: torch.Generator | None, device: torch.device) -> Tensor:
     """Take one number from the generator (torch's own if None); 0-dimensional int64 on `device`."""
+    _check.generator(generator)  # every sampler comes here for its seed
     source = device if generator is None else generator.device
     return torch.randint(-(2**63), 2**63 - 1, (), generator=generator, device=source).to(device)
 

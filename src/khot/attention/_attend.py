@@ -263,6 +263,7 @@ def _budget(
 @torch.no_grad()
 def _heads(call: _Call, epsilon: Tensor, rule: Rule) -> tuple[Tensor, Certificate]:
     """Score all keys, and return the smallest head of each row that a rule certifies, as a mask (B, R, n)."""
+    _check.function("certificate", rule)
     head = torch.empty(*call.q.shape[:2], call.n, dtype=torch.bool, device=call.q.device)
     found, delta = _blank(call), call.delta()
     for part in _parts(call, call.n * len(call.q)):

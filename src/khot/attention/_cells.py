@@ -124,6 +124,7 @@ class KeyCells:
     ) -> None:
         require_values("The number of cells", keys)
         _check.vectors("keys", keys)
+        _check.function("bound", bound)
         _check.at_least("size", size, 1)
         _check.at_least("rounds", rounds, 0)
         _check.fraction("limit", limit)

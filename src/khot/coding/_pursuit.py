@@ -160,6 +160,7 @@ def soft_pursuit(
     _check.temperature(temperature, signals, -1)
     _check.at_least("steps", steps, 1)
     _check.positive("ridge", ridge)
+    _check.function("relaxation", relaxation)
     dtype = _shape.compute_dtype(signals.dtype)
     x, atoms = signals.to(dtype), dictionary.to(dtype)
     scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True)

@@ -67,6 +67,7 @@ Criterion = Callable[[Tensor, Tensor, float, int], Tensor]
 
 def aicc(loss: Tensor, k: Tensor, rows: float, columns: int) -> Tensor:
     """Return Akaike's criterion, corrected for few equations: `m·log(loss/m) + 2k + 2k(k + 1)/(m − k − 1)`."""
+    loss, k = _numbers(loss, k)
     left = (rows - k - 1).clamp(min=0)
     return (
         rows * (loss / rows).clamp(min=1e-300).log() + 2 * k + torch.where(left > 0, 2 * k * (k + 1) / left, torch.inf)
@@ -75,11 +76,13 @@ def aicc(loss: Tensor, k: Tensor, rows: float, columns: int) -> Tensor:
 
 def bic(loss: Tensor, k: Tensor, rows: float, columns: int) -> Tensor:
     """Return the Bayesian criterion: `m·log(loss/m) + k·log m`."""
+    loss, k = _numbers(loss, k)
     return rows * (loss / rows).clamp(min=1e-300).log() + k * math.log(rows)
 
 
 def ebic(loss: Tensor, k: Tensor, rows: float, columns: int) -> Tensor:
     """Return the extended Bayesian criterion, `bic + 2·log C(p, k)`: for many more columns than are chosen."""
+    loss, k = _numbers(loss, k)
     p = torch.tensor(float(columns), dtype=torch.float64)
     choices = torch.lgamma(p + 1) - torch.lgamma(k + 1) - torch.lgamma(p - k + 1)
     return bic(loss, k, rows, columns) + 2 * choices
@@ -87,8 +90,17 @@ def ebic(loss: Tensor, k: Tensor, rows: float, columns: int) -> Tensor:
 
 def gcv(loss: Tensor, k: Tensor, rows: float, columns: int) -> Tensor:
     """Return generalised cross-validation: `m·loss/(m − k)²`."""
+    loss, k = _numbers(loss, k)
     left = (rows - k).clamp(min=0)
     return torch.where(left > 0, rows * loss / left.square(), torch.inf)
+
+
+def _numbers(loss: float | Tensor, k: float | Tensor) -> tuple[Tensor, Tensor]:
+    """Return the loss and the number of columns as tensors; raise unless both are numbers or tensors of them."""
+    for name, value in (("loss", loss), ("k", k)):
+        _check.not_negative(name, value)
+    loss, k = (t if isinstance(t, Tensor) else torch.tensor(float(t), dtype=torch.float64) for t in (loss, k))
+    return loss, k
 
 
 @without_autocast
@@ -136,6 +148,8 @@ def splice(
     reduced = _Reduced(a, b, costs, ridge, weights)
     budgets = reduced.budgets(k)
     count = reduced.supports(max(budgets, default=0.0))
+    if exact is not None:
+        _check.instance("exact", exact, bool)
     if exact and count > ENUMERATED:
         raise ValueError(
             f"`exact` enumerates at most {ENUMERATED:,} supports; {reduced.p} columns and k = {max(budgets):g} have "

@@ -129,6 +129,7 @@ def gradient_update(
         True
     """
     _check.above("rate", rate, 0)
+    _check.function("pursuit", pursuit)
     if bool((dictionary[code.columns] == 0).all(-1).any()):
         raise ValueError("`dictionary` must have no atom of norm 0 that the code uses; got one. Draw another for it.")
     counts = torch.bincount(code.rows, minlength=len(signals))

@@ -45,7 +45,7 @@ class Reservoir:
         >>> for part in (["a", "b"], ["c"], ["d"]):
         ...     reservoir.update(part, [{"a": 10.0, "b": 1.0, "c": 2.0, "d": 3.0}[item] for item in part])
         >>> reservoir.items, reservoir.weights
-        (['a', 'd'], tensor([1., 2.], dtype=torch.float64))
+        (['a', 'c'], tensor([1., 3.], dtype=torch.float64))
     """
 
     def __init__(self, k: int, *, generator: torch.Generator | None = None) -> None:

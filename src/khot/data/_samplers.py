@@ -159,7 +159,7 @@ class DesignSampler(_Draws, Sampler[int]):
     Examples:
         >>> sampler = DesignSampler([10.0, 1.0, 2.0, 3.0], k=2)
         >>> list(sampler), list(sampler), sampler.weights[:2]
-        ([1, 0], [0, 2], tensor([1., 6.], dtype=torch.float64))
+        ([2, 0], [0, 1], tensor([1., 6.], dtype=torch.float64))
     """
 
     def __init__(
@@ -269,7 +269,7 @@ class WeightedDataset(Dataset[tuple[Any, Any]]):
         >>> sampler = DesignSampler([10.0, 1.0, 2.0, 3.0], k=2)
         >>> data = WeightedDataset(["a", "b", "c", "d"], sampler.weights)
         >>> [data[i] for i in sampler]
-        [('b', 6.0), ('a', 1.0)]
+        [('c', 3.0), ('a', 1.0)]
     """
 
     def __init__(self, dataset: Any, weights: Tensor) -> None:

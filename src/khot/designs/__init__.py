@@ -11,10 +11,10 @@ from ._rows import inclusion_probs as inclusion_probs
 from ._rows import sample_rows as sample_rows
 from ._sample import KHotStraightThrough, RelaxedKHot, sample_parts
 from ._sample import MakesDesign as MakesDesign
-from ._sample import horvitz_thompson as horvitz_thompson
-from ._sample import horvitz_thompson_variance as horvitz_thompson_variance
 from ._sample import sample_khot as sample_khot
 from ._sample import sample_relaxed_khot as sample_relaxed_khot
+from ._totals import horvitz_thompson as horvitz_thompson
+from ._totals import horvitz_thompson_variance as horvitz_thompson_variance
 
 __all__ = ["Brewer", "ConditionalPoisson", "Design", "Pareto", "Pivotal", "PlackettLuce", "Sampford", "Systematic"]
 __all__ += ["Budgeted", "Cube", "LocalPivotal", "spatial_order"]

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .. import _shape
+from .. import _check, _shape
 from .._math import noise, select, subsets
 from .._torch import has_values, require_values
 from ..constraints import k_hot
@@ -105,7 +105,8 @@ class Design(Parameters):
         each by itself has the same law, and the mean of both varies less. Under `torch.vmap`, `randomness="different"`
         gives each entry a draw of its own, and `"same"` gives all of them the same one.
         """
-        shape, draws = torch.Size(sample_shape) + self.parameter.shape, torch.Size(sample_shape).numel()
+        size = _check.sample_shape(sample_shape)
+        shape, draws = size + self.parameter.shape, size.numel()
         if shape.numel() == 0:
             return self.parameter.new_zeros(shape)
         seed = noise.seed(generator, self.parameter.device)
@@ -166,6 +167,7 @@ class Design(Parameters):
 
         A value of another size is an error; −inf, as for any value that cannot be drawn, if `validate_args` is off.
         """
+        _check.real("value", value)
         if self._validate_args:
             self._validate_sample(value)
         value = value.to(torch.float64)

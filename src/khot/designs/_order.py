@@ -88,7 +88,7 @@ class PlackettLuce(Design):
         `sample`. Items with θ = +inf come first, in random order.
         """
         theta = self._open_theta.detach()
-        noisy = theta + noise.gumbel(torch.Size(sample_shape) + theta.shape, theta, generator, ops.uniform)
+        noisy = theta + noise.gumbel(_check.sample_shape(sample_shape) + theta.shape, theta, generator, ops.uniform)
         most = int(self._sizes.max()) if self._sizes.numel() else 0
         ranking = noisy.topk(most).indices
         return ranking.masked_fill(torch.arange(most, device=theta.device) >= self._sizes[..., None], -1)

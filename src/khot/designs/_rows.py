@@ -141,7 +141,7 @@ def sample_rows(
         >>> sales = np.array([10.0, 1.0, 2.0, 3.0])
         >>> rows = sample_rows(sales, 2, weights=sales, seed=0)
         >>> rows.indices, rows.weights
-        (array([0, 3]), array([1., 2.]))
+        (array([0, 2]), array([1., 3.]))
         >>> float((rows.weights * sales[rows.indices]).sum())
         16.0
     """

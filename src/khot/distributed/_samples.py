@@ -67,7 +67,7 @@ def draw_pivotal(
     for level in range(top):
         (first, _), (low, high) = ranges[level], ranges[level + 1]
         below = residuals[-1][:, 2 * low - first : 2 * high - first]  # the last node may have one child
-        duel, left = _duel(below)
+        duel, left = pivotal.duels(below)
         duels.append(duel)
         residuals.append(left if high > low else left[:, :0])
     sent = torch.zeros(rows, 2 * len(sizes), dtype=torch.float64, device=p.device)
@@ -87,7 +87,7 @@ def draw_pivotal(
         for node in sorted({child // 2 for child in known[level]}):
             children = [child for child in (2 * node, 2 * node + 1) if child in known[level]]
             below = torch.stack([known[level][child] for child in children], -1)
-            crown[level + 1][node], left = _duel(below)
+            crown[level + 1][node], left = pivotal.duels(below)
             known[level + 1][node] = left[:, 0]
     # Downwards: who goes on, first in the crown and then within the part.
     coins = pivotal.Coins(seed, draws, rows, parts.n, is_paired)
@@ -115,22 +115,9 @@ def draw_pivotal(
     return held.to(p.dtype)
 
 
-def _duel(below: Tensor) -> tuple[pivotal.Level, Tensor]:
-    """Return the duels between neighbours (rows, m), and the residuals of their parents."""
-    below = torch.nn.functional.pad(below, (0, below.shape[-1] % 2))
-    a, b = below.unflatten(-1, (-1, 2)).unbind(-1)
-    s = a + b
-    is_won = s >= 1
-    level = pivotal.Level(a, b, is_won, torch.where(is_won, 1 - a, a), torch.where(is_won, 2 - s, s), below.shape[-1])
-    return level, s - is_won.to(s.dtype)
-
-
 def _settle(value: Tensor, duel: pivotal.Level, coin: Tensor, draws: int) -> Tensor:
     """Return the values of the children (draws · rows, 2m) of nodes with values (draws · rows, m)."""
-    odds, total, is_won = (t.repeat(draws, 1) for t in (duel.odds, duel.total, duel.is_won))
-    goes_on = coin * total < odds
-    pair = torch.where(goes_on, value, is_won), torch.where(goes_on, is_won, value)
-    return torch.stack(pair, -1).flatten(-2)
+    return pivotal.settle(value, coin, *(t.repeat(draws, 1) for t in (duel.odds, duel.total, duel.is_won)))
 
 
 def draw_systematic(

@@ -243,6 +243,7 @@ def _draw(design: Design, num_samples: int, generator: Generator | None, antithe
 
 def evaluate(fn: Objective, x: Tensor) -> Tensor:
     """Return the losses of samples (…, n); raise unless there is one for each sample and row."""
+    _check.function("fn", fn)
     before = None if x.is_inference() else version(x)
     losses: Any = fn(x)
     if before is not None and was_changed(x, before):

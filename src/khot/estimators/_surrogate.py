@@ -118,7 +118,7 @@ def xie_ermon(
         tensor([1.0000, 0.9067, 0.0783, 0.0149])
     """
     _check.instance("design", design, Design)
-    _check.positive("temperature", temperature)
+    _one_number("temperature", temperature)
     _check_integer(sizes := torch.as_tensor(design.k).unique(), "xie_ermon")
     if len(sizes) != 1:
         raise NotImplementedError(f"All rows must have the same integer k for `xie_ermon`; got {sizes.tolist()}.")
@@ -149,6 +149,13 @@ def stochastic_times_smooth(
     return design.sample(sample_shape, generator=generator) * differentiable_mean(design)
 
 
+def _one_number(name: str, value: Any) -> None:
+    """Raise unless `value` is one number > 0, or a tensor with one."""
+    _check.positive(name, value)
+    if isinstance(value, Tensor):
+        _check.broadcasts(name, value, (), "one number")
+
+
 def _check_integer(k: Tensor, what: str) -> None:
     """Raise, if values can be read, unless every k is an integer."""
     if _torch.has_values(k) and not (k == k.round()).all():
@@ -158,7 +165,7 @@ def _check_integer(k: Tensor, what: str) -> None:
 
 def _perturbed(design: Design, sample_shape: Sequence[int], generator: Generator | None) -> Tensor:
     theta = design.logits
-    return theta + noise.gumbel(torch.Size(sample_shape) + theta.shape, theta, generator, ops.uniform)
+    return theta + noise.gumbel(_check.sample_shape(sample_shape) + theta.shape, theta, generator, ops.uniform)
 
 
 class AdaptiveStep:
@@ -227,18 +234,19 @@ def imle(
     _check.instance("design", design, Design)
     if not isinstance(step, AdaptiveStep):
         _check.positive("step", step)
-    _check.positive("noise_temperature", noise_temperature)
+    _one_number("noise_temperature", noise_temperature)
     _check.at_least("terms", terms, 1)
     theta = design.logits
     k = torch.as_tensor(design.k, dtype=torch.float64, device=theta.device)
     _check_integer(k, "imle")
-    shape = torch.Size(sample_shape) + theta.shape
+    shape = _check.sample_shape(sample_shape) + theta.shape
     perturbation = noise_temperature * sum_of_gamma(shape, k, terms, theta, generator)
     return _Imle.apply(theta.expand(shape), perturbation, k, step)  # type: ignore[no-any-return]
 
 
 def sum_of_gamma(shape: torch.Size, k: Tensor, terms: int, like: Tensor, generator: Generator | None) -> Tensor:
     """Draw (Σ_{i ≤ terms} Gamma(1/k, k/i) − log terms)/k: k of them sum to about a Gumbel variable; `shape`."""
+    _check.generator(generator)
     size = k.clamp(min=1)[..., None, None]
     place = torch.arange(1, terms + 1, dtype=torch.float64, device=like.device)
     gamma = _torch.standard_gamma((1 / size).expand(*shape, terms).contiguous(), generator)

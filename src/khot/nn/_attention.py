@@ -59,6 +59,7 @@ class SigmoidTopKAttention(KeepsPrecision):
         _check.at_least("num_heads", num_heads, 1)
         _check.positive("k", k)
         _check.positive("temperature", temperature)
+        _check.function("selector", selector)
         kv_heads = num_heads if kv_heads is None else kv_heads
         _check.at_least("kv_heads", kv_heads, 1)
         if embed_dim % num_heads or num_heads % kv_heads:

@@ -30,7 +30,7 @@ def global_budget(
         >>> masks[0], masks[1].flatten()
         (tensor([1., 0.]), tensor([1., 0.]))
     """
-    given = list(scores)
+    given = list(scores) if isinstance(scores, Iterable) else [scores]
     if not given:
         raise ValueError("`scores` must hold at least one tensor; got none.")
     for t in given:

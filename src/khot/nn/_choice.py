@@ -53,13 +53,18 @@ class Choice(KeepsPrecision):
         temperature: float = 1.0,
     ) -> None:
         super().__init__()
-        self.operations = nn.ModuleList(operations)
+        _check.function("selector", selector)
+        self.operations = nn.ModuleList(_check.modules("operations", operations))
         n = len(self.operations)
         _check.at_least("len(operations)", n, 1)
         _check.whole("k", k, n, "operations")
         _check.at_least("k", k, 1)
         _check.positive("temperature", temperature)
-        prices = torch.as_tensor([1.0] * n if costs is None else costs, dtype=torch.float64, device="cpu")
+        costs = [1.0] * n if costs is None else costs
+        if not isinstance(costs, Tensor):
+            for cost in costs if isinstance(costs, Sequence) else (costs,):
+                _check.number("costs", cost, "numbers")
+        prices = torch.as_tensor(costs, dtype=torch.float64, device="cpu")
         if prices.shape != (n,):
             raise ValueError(f"`costs` must have one number per operation, {n}; got the shape {tuple(prices.shape)}.")
         if not is_shape_only(prices) and not bool((prices > 0).all()):
@@ -88,6 +93,7 @@ class Choice(KeepsPrecision):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the operations that the mask chooses to x; the shape is that of the operations."""
+        _check.instance("x", x, Tensor)
         mask = self.mask()
         is_zero = [False] * len(mask) if is_shape_only(mask) else (mask == 0).tolist()
         self.last = is_zero.index(False) if False in is_zero else None

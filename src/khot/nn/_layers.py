@@ -41,6 +41,7 @@ class SigmoidTopK(KeepsPrecision):
         super().__init__()
         _check.positive("temperature", temperature)
         _check.not_negative("k", k)
+        _check.integer("dim", dim)
         if isinstance(k, nn.Parameter):
             self.k = k
         elif isinstance(k, Tensor):
@@ -89,9 +90,9 @@ class KHotGate(KeepsPrecision):
     Examples:
         >>> gate = KHotGate(4, 2)
         >>> gate(torch.ones(3, 4), generator=torch.Generator().manual_seed(0))
-        tensor([[1., 1., 0., 0.],
-                [0., 1., 1., 0.],
-                [1., 0., 1., 0.]], grad_fn=<MulBackward0>)
+        tensor([[0., 0., 1., 1.],
+                [1., 0., 0., 1.],
+                [0., 1., 0., 1.]], grad_fn=<MulBackward0>)
         >>> gate.eval()(torch.ones(1, 4))
         tensor([[1., 1., 0., 0.]])
     """
@@ -113,6 +114,9 @@ class KHotGate(KeepsPrecision):
         super().__init__()
         _check.positive("temperature", temperature)
         _check.at_least("k", k, 0)
+        for name, value in (("relaxation", relaxation), ("design", design), ("estimator", estimator)):
+            if value is not None or name != "design":
+                _check.function(name, value)
         if not isinstance(scores, nn.Module):
             _check.at_least("scores", scores, 1 if group is None else 0)
         if not isinstance(scores, nn.Module) and group is None:

@@ -36,6 +36,7 @@ def squared_euclidean(queries: Tensor, keys: Tensor) -> Tensor:
         >>> khot.nn.neighbors.squared_euclidean(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
         tensor([[25.,  1.]])
     """
+    _check_vectors(queries, keys, None)
     # Subtract the same vector everywhere, so that a large common part does not round; NaN stays in its own column.
     center = keys.detach().nan_to_num(0.0, 0.0, 0.0).mean(-2, keepdim=True)
     a, b = queries - center, keys - center
@@ -49,6 +50,7 @@ def euclidean(queries: Tensor, keys: Tensor) -> Tensor:
         >>> khot.nn.neighbors.euclidean(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
         tensor([[5., 1.]])
     """
+    _check_vectors(queries, keys, None)
     return torch.cdist(queries, keys)
 
 
@@ -130,6 +132,9 @@ class SoftNeighbors(KeepsPrecision):
             raise ValueError("`design` must be None if `ordered` is True: slots are not drawn. Choose one of the two.")
         if candidates is not None:
             _check.at_least("candidates", candidates, 1 if isinstance(k, Tensor) else math.ceil(k))
+        for name, value in (("relaxation", relaxation), ("metric", metric), ("design", design)):
+            if value is not None or name != "design":
+                _check.function(name, value)
         hold(self, k, temperature)
         self.relaxation, self.metric, self.ordered, self.design = relaxation, metric, ordered, design
         self.candidates = candidates
@@ -274,7 +279,9 @@ def neighbors_loss(
     Reference: Grover, Wang, Zweig and Ermon, "Stochastic optimization of sorting networks via continuous relaxations"
     (2019), whose loss is this one times −k, plus k.
     """
-    _check_vectors(embeddings, embeddings, None)
+    _check.vectors("embeddings", embeddings)
+    _check.function("relaxation", relaxation)
+    _check.function("metric", metric)
     _check.one_of("reduction", reduction, ("mean", "sum", "none"))
     _check_k(k, embeddings.shape[-2] - 1)
     _check.instance("labels", labels, Tensor)

@@ -74,6 +74,8 @@ class SparkFFN(nn.Module):
         _inside("r", r, d_model + int(project), "inputs")
         _check.not_negative("smooth", smooth)
         _check.at_least("few", few, 0)
+        _check.function("activation", activation)
+        _check.generator(generator)
         at_zero = activation(torch.zeros(1, device="cpu"))
         if not is_shape_only(at_zero) and float(at_zero) != 0:
             raise ValueError("`activation` must be 0 at 0, because the neurons that are not chosen must stay silent.")

@@ -71,6 +71,7 @@ class TokenPruner(KeepsPrecision):
     ) -> None:
         super().__init__()
         _check.positive("temperature", temperature)
+        _check.function("selector", selector)
         if k is not None:
             _check.at_least("k", k, 1)
         self.register_buffer("k", None if k is None else torch.tensor(int(k)))
@@ -111,8 +112,11 @@ class TokenPruner(KeepsPrecision):
             raise ValueError(f"`x` must have the shape (batch, n, d); got {tuple(x.shape)}.")
         scores = self._scores(x, scores)
         for name, value in (("mask", mask), ("special", special)):
-            if value is not None and value.dtype != torch.bool:
-                raise TypeError(f"`{name}` must be boolean; got {value.dtype}. Use `{name}.bool()`.")
+            if value is not None:
+                _check.instance(name, value, Tensor)
+                if value.dtype != torch.bool:
+                    raise TypeError(f"`{name}` must be boolean; got {value.dtype}. Use `{name}.bool()`.")
+                _check.broadcasts(name, value, tuple(scores.shape), "(batch, n)")
         mask = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask.expand(scores.shape)
         forced = torch.zeros_like(mask) if special is None else special.expand(scores.shape) & mask
         found = self.selector(
@@ -121,7 +125,9 @@ class TokenPruner(KeepsPrecision):
             temperature=self.temperature,
             generator=generator,
         )
-        if positions is None:
+        if positions is not None:
+            _check.same_shape("positions", positions, scores, "scores")
+        else:
             positions = torch.arange(x.shape[1], device=x.device).expand(scores.shape)
         is_kept = (found > 0.5) & mask
         if self.training:
@@ -139,6 +145,7 @@ class TokenPruner(KeepsPrecision):
                 raise ValueError("`scores` must be given, because this layer has no score of its own.")
             scores = self.score(x)
             scores = scores.squeeze(-1) if scores.ndim == 3 else scores
+        _check.floating("scores", scores)
         if scores.shape != x.shape[:2]:
             raise ValueError(f"`scores` must be (batch, n), {tuple(x.shape[:2])}; got {tuple(scores.shape)}.")
         return scores
@@ -264,9 +271,13 @@ def attention_received(attention: Tensor, mask: Tensor | None = None) -> Tensor:
         >>> attention_received(torch.tensor([[[[1.0, 0.0], [0.5, 0.5]]]]))
         tensor([[0.7500, 0.2500]])
     """
+    _check.floating("attention", attention)
+    if attention.ndim != 4:
+        raise ValueError(f"`attention` must have the shape (batch, heads, queries, n); got {tuple(attention.shape)}.")
     mean = attention.mean(1)
     if mask is None:
         return mean.mean(1)
+    _check.mask(mask, mean[..., 0])
     share = mask.to(mean.dtype)
     return (mean * share.unsqueeze(-1)).sum(1) / share.sum(-1, keepdim=True).clamp(min=1)
 
@@ -306,6 +317,8 @@ def weighted_attention(
     if weights.ndim != 2:
         raise ValueError(f"`weights` must have the shape (batch, n); got {tuple(weights.shape)}.")
     _check.broadcasts("weights", weights, (len(query), key.shape[-2]), "(batch, n)")
+    if scale is not None:
+        _check.number("scale", scale, "a number or None")
     _check.mask(mask, weights.new_empty(()).expand(*query.shape[:-1], key.shape[-2]))
     if has_values(weights) and not bool((weights >= 0).all()):
         raise ValueError(f"`weights` must be ≥ 0, the weight of each key; got {float(weights.min()):g}.")
@@ -337,6 +350,7 @@ def layer_similarity(received: Tensor, mask: Tensor | None = None) -> Tensor:
 
     Reference: "HiDrop: hierarchical vision token reduction" (2026).
     """
+    _check.floating("received", received)
     if received.ndim != 3 or len(received) < 2:
         raise ValueError(f"`received` must be (layers, batch, n) with 2 layers or more; got {tuple(received.shape)}.")
     values = received if mask is None else torch.where(mask, received, 0.0)
@@ -358,6 +372,7 @@ def filtering_layers(similarity: Tensor, count: int) -> list[int]:
         [1, 3]
     """
     _check.at_least("count", count, 1)
+    _check.floating("similarity", similarity)
     values = [-torch.inf, *similarity.tolist(), -torch.inf]
     peaks = [i - 1 for i in range(1, len(values) - 1) if values[i - 1] < values[i] >= values[i + 1]]
     return sorted(sorted(peaks, key=lambda i: -values[i + 1])[:count])

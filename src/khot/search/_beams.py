@@ -73,6 +73,9 @@ def beam_search(
         if len(lengths) and not 0 <= int(lengths.min()) <= int(lengths.max()) <= length:
             got = f"values from {int(lengths.min())} to {int(lengths.max())}"
             raise ValueError(f"`lengths` must satisfy 0 ≤ lengths ≤ {length} (`length`); got {got}.")
+    for name, fn in (("step", step), ("select", select), ("reorder", reordered if reorder is None else reorder)):
+        _check.function(name, fn)
+    _check.number("length_penalty", length_penalty, "a number")
     kind = select.func if isinstance(select, partial) else select
     is_random, is_soft = getattr(kind, "is_random", False), getattr(kind, "is_soft", False)
     if length_penalty and is_random:

@@ -52,6 +52,8 @@ def hard(log_probs: Tensor, log_weights: Tensor, k: int, *, generator: Generator
         >>> khot.search.hard(x, x, 2).slots
         tensor([[0, 2]])
     """
+    _check.scores(log_probs, name="log_probs")
+    _check.at_least("k", k, 0)
     top = log_probs.detach().topk(min(k, log_probs.shape[-1]))
     return Choice(_filled(torch.where(top.values == -torch.inf, -1, top.indices), k))
 
@@ -112,8 +114,12 @@ def sampled(
         >>> x = torch.tensor([[0.5, 0.3, 0.2]]).log()
         >>> choice = khot.search.sampled(x, x, 2, generator=torch.Generator().manual_seed(0))
         >>> choice.slots, choice.log_inclusion_probs.exp()
-        (tensor([[0, 2]]), tensor([[1.0000, 0.4000]], dtype=torch.float64))
+        (tensor([[0, 1]]), tensor([[1.0000, 0.6000]], dtype=torch.float64))
     """
+    _check.scores(log_weights, name="log_weights")
+    _check.at_least("k", k, 0)
+    _check.function("relaxation", relaxation)
+    _check.function("design", design)
     x = log_weights.detach().to(torch.float64)
     sizes = (x > -torch.inf).sum(-1).clamp(max=k)
     probs = relaxation(x, sizes, temperature=temperature)
@@ -147,6 +153,8 @@ def soft(
         tensor([[[0.9900, 0.0000, 0.0100],
                  [0.0100, 0.0100, 0.9900]]])
     """
+    _check.scores(log_probs, name="log_probs")
+    _check.integer("k", k)
     most = int((log_probs > -torch.inf).sum(-1).min()) if len(log_probs) else k
     if k > most:
         fix = "Take a smaller k for the first steps: `k` may be a list."

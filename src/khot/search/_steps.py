@@ -59,6 +59,8 @@ def embed(tokens: Tensor, weight: Tensor) -> Tensor:
         >>> embed(torch.tensor([1]), weight), embed(torch.tensor([[0.5, 0.5]]), weight)
         (tensor([[2., 3.]]), tensor([[1., 2.]]))
     """
+    _check.real("tokens", tokens)
+    _check.floating("weight", weight)
     return tokens @ weight if tokens.is_floating_point() else weight[tokens]
 
 

@@ -52,7 +52,7 @@ def calibrate(weights: Any, known: Any, totals: Any, *, distance: Distance = lin
         tensor([1.7237, 1.9145, 2.3618], dtype=torch.float64)
     """
     (d,) = sample_tensors(weights=weights)
-    x, wanted = double(known), double(totals)
+    x, wanted = double(known, "known"), double(totals, "totals")
     require_values("A calibration", d, x, wanted)
     if d.ndim != 1 or x.ndim != 2 or len(x) != len(d) or wanted.shape != x.shape[1:]:
         got = f"{tuple(d.shape)}, {tuple(x.shape)} and {tuple(wanted.shape)}"
@@ -100,7 +100,7 @@ def calibrated_total(
     """
     y, d = sample_tensors(values=values, weights=weights)
     w = calibrate(d, known, totals, distance=distance)
-    x = double(known)
+    x = double(known, "known")
     root = d.sqrt()[:, None]
     fit, _, rank, _ = torch.linalg.lstsq(root * x, root * y[:, None], driver="gelsd")
     spread = variance_by(variance, (y - (x @ fit)[:, 0]) * w / d, d)

@@ -97,7 +97,7 @@ def variance_by(variance: Variance, values: Tensor, weights: Tensor) -> Tensor:
 
 def sample_tensors(**given: Any) -> list[Tensor]:
     """Return arrays over the items of a sample as float64 tensors (…, k); raise unless they fit, with weights ≥ 1."""
-    tensors = {name: double(value) for name, value in given.items()}
+    tensors = {name: double(value, name) for name, value in given.items()}
     k = tensors["weights"].shape[-1:] or None
     for name, value in tensors.items():
         if k is None or value.shape[-1:] != k:

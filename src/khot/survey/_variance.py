@@ -127,7 +127,7 @@ class Balanced:
     """
 
     def __init__(self, balance: Any) -> None:
-        self.balance = double(balance)
+        self.balance = double(balance, "balance")
         if self.balance.ndim < 2 or not bool(self.balance.isfinite().all()):
             got = tuple(self.balance.shape)
             raise ValueError(f"`balance` must be finite, of shape (…, k, q) with the k items of the sample; got {got}.")
@@ -152,12 +152,13 @@ class Balanced:
         return known_from(torch.where(result > noise, result, 0.0), probs, p)
 
 
-def double(values: Any) -> Tensor:
+def double(values: Any, name: str = "values") -> Tensor:
     """Return a tensor, an array or a list of numbers as a float64 tensor, without rounding to float32 first."""
     if isinstance(values, Tensor):
+        _check.real(name, values)
         return values.to(torch.float64)
     try:
         return torch.from_numpy(np.asarray(values, dtype=np.float64).copy())
     except (TypeError, ValueError):
-        what = "`values`, `weights` and variables of a sample must be arrays of real numbers"
+        what = f"`{name}` must be real numbers in a tensor, an array or a list"
         raise TypeError(f"{what}; got {type(values).__name__}.") from None
