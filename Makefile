@@ -61,16 +61,26 @@ figures: $(call stamp,test)
 	$(BIN)/python -m benchmarks.pictures
 	$(BIN)/python docs/make_screenshot.py
 
-# The C entry points under the address and undefined-behaviour sanitizers, with 100,000 random cases over all paths.
-SANITIZE := $(CXX) -O1 -g -std=c++17 -fopenmp -fno-math-errno -ffp-contract=off -fsanitize=address,undefined -fno-sanitize-recover=all -I$(NATIVE)
+# The C entry points under the address and undefined-behaviour sanitizers, with random cases over all paths.
+CASES ?= 100000
+SANITIZE := $(CXX) -O1 -g1 -std=c++17 -fopenmp -fno-math-errno -ffp-contract=off -fsanitize=address,undefined -fno-sanitize-recover=all -I$(NATIVE)
 X86 := $(filter x86_64,$(shell uname -m))
+WIDE := $(if $(X86),avx2 avx512)
 BASELINE := $(filter-out %/avx2.cpp %/avx512.cpp,$(wildcard $(NATIVE)/*.cpp))
-sanitize:
+PARTS := $(patsubst $(NATIVE)/%.cpp,build/san-%.o,$(BASELINE)) $(WIDE:%=build/san-%.o) build/san-fuzz.o
+build/san-avx2.o: FLAGS := -mavx2 -mfma
+build/san-avx512.o: FLAGS := -mavx512f -mavx512dq -mavx512bw -mavx512vl -mfma
+build/san-%.o: $(NATIVE)/%.cpp $(wildcard $(NATIVE)/*)
 	@mkdir -p build
-	$(if $(X86),$(SANITIZE) -mavx2 -mfma -c $(NATIVE)/avx2.cpp -o build/avx2.o)
-	$(if $(X86),$(SANITIZE) -mavx512f -mavx512dq -mavx512bw -mavx512vl -mfma -c $(NATIVE)/avx512.cpp -o build/avx512.o)
-	$(SANITIZE) $(BASELINE) tests/kernels/native/fuzz.cpp $(if $(X86),build/avx2.o build/avx512.o) -o build/fuzz
-	build/fuzz 100000
+	$(SANITIZE) $(FLAGS) -c $< -o $@
+build/san-fuzz.o: tests/kernels/native/fuzz.cpp $(wildcard $(NATIVE)/*)
+	@mkdir -p build
+	$(SANITIZE) -c $< -o $@
+build/fuzz: $(PARTS)
+	$(SANITIZE) $^ -o $@
+sanitize:
+	$(MAKE) --no-print-directory -j 2 build/fuzz
+	build/fuzz $(CASES)
 
 # The same interface built for aarch64, whose path is NEON, and run by an emulator: 5,000 cases.
 .PHONY: aarch64
