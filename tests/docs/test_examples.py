@@ -16,7 +16,10 @@ from make_recipes import EXAMPLES, PAGES
 
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e-?\d+)?(?![\w])")
 LINES = 60
-TOLERANCES = {"replace_softmax_router": 3.0}  # experts: one that is hardly used may be used or not
+TOLERANCES = {
+    "replace_softmax_router": 3.0,  # experts: one that is hardly used may be used or not
+    "prune_tokens": 5.0,  # tokens: another processor rounds otherwise, and training learns other counts
+}
 
 
 def numbers(text, start):
@@ -120,9 +123,10 @@ def metric_learning(text):
 
 
 def prune_tokens(text):
-    whole, attended, random, trained = (float(found) for found in re.findall(r"accuracy (\d\.\d+)", text))
-    assert random + 0.02 < attended < whole
-    assert trained > whole - 0.03
+    whole, untrained, trained = (float(found) for found in re.findall(r"accuracy (\d\.\d+)", text))
+    assert untrained < whole
+    assert untrained < trained
+    assert trained > whole - 0.05
     counts = [int(found) for found in NUMBER.findall(text.splitlines()[-1])]
     assert counts[0] == 17
     assert sum(counts[1:]) == round(0.35 * 17 * 3)

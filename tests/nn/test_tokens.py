@@ -1,5 +1,7 @@
 """Token pruning: what is kept, where it stood, gradients, budgets, and bad input."""
 
+import math
+
 import pytest
 import torch
 
@@ -116,6 +118,15 @@ def test_weighted_attention_in_half_precision_is_not_nan(dtype):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         again = tokens.weighted_attention(q, k, v, w)[0]
     assert torch.equal(again, got)
+
+
+def test_the_gradient_of_a_dropped_key_is_bounded():
+    """It was e^30: training with learned counts could lose what the model had learned."""
+    q, k = torch.ones(1, 1, 1, 1), torch.tensor([0.0, 0.0, 30.0]).view(1, 1, 3, 1)
+    v = torch.tensor([0.0, 1.0, 5.0]).view(1, 1, 3, 1)
+    w = torch.tensor([[1.0, 1.0, 0.0]], requires_grad=True)
+    (g,) = torch.autograd.grad(tokens.weighted_attention(q, k, v, w)[0].sum(), w)
+    torch.testing.assert_close(g, torch.tensor([[-0.25, 0.25, math.e**2 * (5 - 0.5) / 2]]))
 
 
 @pytest.mark.parametrize("wrong", [-0.1, float("nan")])

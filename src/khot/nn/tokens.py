@@ -15,7 +15,7 @@ from ._precision import KeepsPrecision, shown, wide_dtype
 __all__ = ["PrunedTokens", "TokenBudget", "TokenPruner", "attention_received", "fast_then_slow", "filtering_layers"]
 __all__ += ["layer_similarity", "weighted_attention"]
 
-MOST_LOGIT = 30.0  # how far the logit of a dropped key may exceed those of kept ones: e^30 bounds its gradient
+MOST_LOGIT = 2.0  # how far the logit of a dropped key counts as exceeding those of kept ones: e² bounds its gradient
 
 
 def __dir__() -> list[str]:
@@ -293,7 +293,9 @@ def weighted_attention(
 ) -> tuple[Tensor, Tensor]:
     """Attend with a weight w in [0, 1] for each key, `A_ij ∝ w_j·exp(q_i·k_j·scale)`, differentiable in w at 0 too.
 
-    With weights 0 and 1 it is attention over the keys of weight 1. An additive mask log w has no gradient at 0.
+    With weights 0 and 1 it is attention over the keys of weight 1. An additive mask log w has no gradient at 0. The
+    gradient of a key of weight 0 counts its logit as at most 2 above those of the others: it tells which way to go, and
+    its size at 0 would be e^d for a key that is d above, though letting it in never changes more than its share.
 
     Args:
         query, key, value: (batch, heads, queries or n, d).

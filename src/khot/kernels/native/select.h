@@ -16,8 +16,9 @@ namespace {
 
 constexpr int64_t kMostSampled = 4096;
 
-// An integer whose order is that of the scores, and back.
+// An integer whose order is that of the scores, and back; −0 has the key of 0.
 template <class T> inline Whole<T> order_key(T x) {
+  if (x == 0) return 0;
   Whole<T> key;
   std::memcpy(&key, &x, sizeof key);
   return key < 0 ? key ^ std::numeric_limits<Whole<T>>::max() : key;
@@ -66,22 +67,23 @@ template <class V, class T> void select_few(T* values, int64_t m, int64_t r, int
   const T inf = std::numeric_limits<T>::infinity();
   const Parted<T> ends = part_at<V>(values, m, inf);
   T low = part_at<V>(values, m, -inf).from, high = ends.count ? inf : ends.below;
-  low += T(0), high += T(0);  // not −0, whose key differs from that of 0
   int64_t reached = m;
   T below = low;  // the next smaller score than `low`; the score of rank r is one of [low, high]
   while (low != high && reached != r) {
     const auto low_key = order_key(low), high_key = order_key(high);
     using Unsigned = Bits<T>;
     const auto half = (Whole<T>)(((Unsigned)high_key - (Unsigned)low_key) >> 1);
-    const Parted<T> at = part_at<V>(values, m, score_of<T>(low_key + half + 1));
+    T pivot = score_of<T>(low_key + half + 1);
+    if (!(pivot > low)) pivot = std::numeric_limits<T>::min();  // a machine that takes the pivot for 0, and low is 0
+    const Parted<T> at = part_at<V>(values, m, pivot);
     if (at.count >= r) {
-      low = at.from + T(0), below = at.below, reached = at.count;
+      low = at.from, below = at.below, reached = at.count;
     } else {
-      high = at.below + T(0);
+      high = at.below;
     }
   }
-  *value_r = low;
-  *value_s = s > reached ? below : low;
+  *value_r = low + T(0);  // not −0, which other lanes may have met first
+  *value_s = (s > reached ? below : low) + T(0);
 }
 
 // As khot::nth, where high ≥ value_r and value_s ≥ low, and the scores between are many: they are ties of high and low,
