@@ -14,7 +14,7 @@ from khot import ops
 
 PACKAGE = Path(khot.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
-SHARED = {"_check", "_shape", "_torch", "_files", "_version", "_math", "ops"}
+SHARED = {"_check", "_shape", "_torch", "_process", "_version", "_math", "ops"}
 """Rooms below all others, whose underscore keeps users out and not khot."""
 
 
@@ -82,7 +82,7 @@ def test_the_library_stays_small():
         parts = path.relative_to(PACKAGE).parts
         area = next((name for name, (_, own) in AREAS.items() if own.intersection(parts)), "the rest")
         sizes[area].append(len(path.read_text().splitlines()))
-    assert len([size for size in sizes["the rest"] if size]) <= 113
+    assert len([size for size in sizes["the rest"] if size]) <= 110
     assert {area: sum(lines) for area, lines in sizes.items() if sum(lines) > AREAS[area][0]} == {}
 
 

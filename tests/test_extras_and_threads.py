@@ -9,7 +9,7 @@ import pytest
 import torch
 from sae_runs import CONFIG, SHORT, matrix
 
-from khot import _threads
+from khot import _process
 from khot._extras import require
 from khot.sae import Activations, train
 from khot.sklearn import Gate, KHotSelector
@@ -55,12 +55,12 @@ def three_threads():
 
 @pytest.mark.usefixtures("three_threads")
 def test_small_work_has_one_thread_and_large_work_has_all():
-    with _threads.threads_for(_threads.PAYS - 1):
+    with _process.threads_for(_process.PAYS - 1):
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 3
-    with _threads.threads_for(_threads.PAYS):
+    with _process.threads_for(_process.PAYS):
         assert torch.get_num_threads() == 3
-    with pytest.raises(KeyError), _threads.threads_for(0):
+    with pytest.raises(KeyError), _process.threads_for(0):
         raise KeyError
     assert torch.get_num_threads() == 3
 
@@ -79,7 +79,7 @@ def test_training_loops_have_one_thread_and_restore_the_number(tmp_path, monkeyp
     train(Activations(matrix()), CONFIG, SHORT, tmp_path / "out", on_step=look)
     assert set(seen) == {1}
     assert torch.get_num_threads() == 3
-    monkeypatch.setattr(_threads, "PAYS", 1)  # a negative control
+    monkeypatch.setattr(_process, "PAYS", 1)  # a negative control
     seen.clear()
     KHotSelector(2, strategy=Gate(max_steps=4), callback=look).fit(x, x[:, 0] > 0)
     assert set(seen) == {3}

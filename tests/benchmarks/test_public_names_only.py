@@ -49,7 +49,7 @@ def test_no_private_name_of_khot_is_used(path):
         "from khot._math import threshold",
         "from khot.nn._router import Route",
         "from khot.bench import _measure",
-        "from khot import _files as files",
+        "from khot import _process as process",
         "import khot\nkhot.nn._router.width(1)",
         "from khot import nn\nnn._router",
         "def f():\n    from khot.sae._run import train",

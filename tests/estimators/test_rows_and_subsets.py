@@ -8,7 +8,7 @@ import torch
 from design_cases import generator, scores
 
 from khot import estimators
-from khot._math import unordered_sets
+from khot._math import drawn_sets
 from khot.designs import ConditionalPoisson, Pivotal, PlackettLuce
 
 THETA = scores(5)
@@ -203,10 +203,10 @@ def test_unordered_sets_have_no_bias(count, k, wrong, monkeypatch):
     assert abs(chance.sum() - 1) < 1e-12
     noise = torch.zeros(len(sets), len(p), dtype=torch.float64).scatter_(1, sets, 1e4)
     monkeypatch.setattr(estimators._subsets.noise, "gumbel", lambda *_: noise)
-    right = unordered_sets.ratios
+    right = drawn_sets.ratios
     altered = {"baseline": lambda one, two: (one, 0.9 + 0 * two), "ratio": lambda one, two: (1.01 * one, two)}
     if wrong:
-        monkeypatch.setattr(estimators._subsets.unordered_sets, "ratios", lambda *t: altered[wrong](*right(*t)))
+        monkeypatch.setattr(estimators._subsets.drawn_sets, "ratios", lambda *t: altered[wrong](*right(*t)))
     theta = THETA.expand(len(sets), 5).clone().requires_grad_()
     rows = estimators.unordered_set(ConditionalPoisson(logits=theta, k=k), objective, num_samples=count, per_row=True)
     (each,) = torch.autograd.grad(rows.sum(), theta)
@@ -220,7 +220,7 @@ def test_ratios_of_sets_are_those_of_their_orders():
     for chosen in ((0, 1, 2, 3), (2, 4), (0, 3, 4), (0,)):
         rest = 1 - p[list(chosen)].sum()
         log_p = torch.cat((p[list(chosen)].log(), torch.tensor([-torch.inf], dtype=torch.float64)))[None]
-        one, two = unordered_sets.ratios(log_p, rest[None])
+        one, two = drawn_sets.ratios(log_p, rest[None])
 
         def chance(items, rest=rest):  # as if the others of `chosen` were not there
             kept = (p / (rest + p[list(items)].sum())).tolist()

@@ -12,7 +12,7 @@ import torch
 import typer
 
 from .. import bench as job
-from .._files import check_writable, write
+from .._process import check_writable, write
 from ._show import console, fail, progress, table
 
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}

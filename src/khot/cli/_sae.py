@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from .._extras import require
-from .._files import check_writable, write
+from .._process import check_writable, write
 from ..distributed import on_first, together
 from ..jobs.sae_names import Names, look, read_names
 from ..jobs.sae_report import FRONTIER, REPORT, figures, frontier, report, sweep_report, verdict

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .._extras import require
-from .._files import check_writable, write
+from .._process import check_writable, write
 from ._show import command, console, fail, link, progress, table
 
 if TYPE_CHECKING:

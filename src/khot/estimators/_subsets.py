@@ -7,7 +7,7 @@ import torch
 from torch import Generator, Tensor
 
 from .. import _check, ops
-from .._math import noise, unordered_sets
+from .._math import drawn_sets, noise
 from ..designs import Design, Pivotal, inclusion_probs
 from ._loss import Objective, check_baseline, evaluate, with_gradient
 
@@ -85,7 +85,7 @@ def unordered_set(
     noisy = scores + noise.gumbel(scores.shape, scores, generator, ops.uniform)
     at = noisy.topk(min(num_samples, chance.shape[-1])).indices
     drawn, is_rest = chance.gather(-1, at), torch.ones_like(chance, dtype=torch.bool).scatter_(-1, at, False)
-    one, two = unordered_sets.ratios(drawn.log(), torch.where(is_rest, chance, 0.0).sum(-1))
+    one, two = drawn_sets.ratios(drawn.log(), torch.where(is_rest, chance, 0.0).sum(-1))
 
     def baseline(losses: Tensor) -> Tensor:
         rows = losses.to(chance.dtype).reshape(len(at.mT), -1).mT  # (rows, m)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from .._threads import threads_for
+from .._process import threads_for
 from ..nn import SparseAutoencoder
 from ..sae import Activations, Features, Source, Tokens, features, open_activations, open_tokens, open_vocabulary
 

@@ -28,8 +28,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import StandardScaler, TargetEncoder
 from threadpoolctl import threadpool_limits
 
-from .._interrupts import interruptible
-from .._threads import threads_for
+from .._process import interruptible, threads_for
 from ..sklearn import Discoveries, KHotSelector, find_task, knockoffs
 from ._table import Table as Table
 from ._table import digits as digits

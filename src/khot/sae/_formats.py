@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._files import write
+from .._process import write
 from ..nn import SparseAutoencoder, SparseAutoencoderConfig
 from ..nn.sae import CONFIG, read_tensors, write_tensors
 

@@ -11,10 +11,8 @@ import numpy as np
 from torch import Tensor
 
 from .._extras import require
-from .._files import check_writable, write
-from .._interrupts import interruptible
+from .._process import check_writable, interruptible, threads_for, write
 from .._shape import Group
-from .._threads import threads_for
 from ..nn import SparseAutoencoder, SparseAutoencoderConfig, SparseAutoencoderMetrics
 from ..nn.sae import CONFIG, WEIGHTS, read_tensors, write_tensors
 from ._activations import ROWS

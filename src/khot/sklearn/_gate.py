@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from .. import _check
-from .._threads import threads_for
+from .._process import threads_for
 from ..designs import Design, Pivotal
 from ..estimators import straight_through_sample
 from ..nn import KHotGate, Schedule

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from .. import _check
-from .._interrupts import interruptible
+from .._process import interruptible
 from ..coding import SoftCode, SparseCode, omp, power_update
 
 ALIKE = 0.99  # two atoms with a larger |cosine| are one atom twice

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from .. import _check
-from .._interrupts import interruptible
-from .._threads import threads_for
+from .._process import interruptible, threads_for
 from ..nn import SoftNeighbors, neighbors_loss
 from ..nn.neighbors import squared_euclidean
 from ..relaxations import Relaxation, sigmoid_topk

@@ -13,7 +13,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression, Ridge
 from threadpoolctl import threadpool_limits
 
-from .._threads import threads_for
+from .._process import threads_for
 from ..coding import splice
 from ._blocks import Blocks, Units
 from ._gate import Gate, by_scores

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ... import _check
 from ..._extras import require
-from ..._files import write
+from ..._process import write
 from ..._version import __version__
 from ._axes import AXES, Axis
 
