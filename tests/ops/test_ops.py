@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from unittest.mock import patch
 
 import pytest
@@ -137,14 +137,48 @@ def test_every_ordinary_call_takes_the_short_cut(call):
     assert x.grad is not None
 
 
-def test_checkpoint_with_a_forward_under_a_dispatch_mode():
-    """Both ways must save the same number of tensors."""
-    x = torch.randn(3, 9, requires_grad=True)
-    for temperature in (1.0, torch.tensor(0.5)):
-        with FlopCounterMode(display=False):
-            y = checkpoint(lambda t: khot.sigmoid_topk(t, 2, temperature=temperature), x, use_reentrant=False)  # noqa: B023
-        expected = gradient(lambda t: khot.sigmoid_topk(t, 2, temperature=temperature), x, x.detach())  # noqa: B023
-        torch.testing.assert_close(torch.autograd.grad(y, x, x.detach())[0], expected)
+HOT = torch.tensor([1.0, 0, 1, 0, 0, 0, 0, 0, 0]).expand(3, 9)
+CHECKPOINTED = {
+    "plain": lambda t: khot.sigmoid_topk(t, 2),
+    "tensor T": lambda t: khot.sigmoid_topk(t, 2, temperature=torch.tensor(0.5)),
+    "half": lambda t: khot.sigmoid_topk(t.bfloat16(), 2).float(),
+    "logarithm": lambda t: khot.log_sigmoid_topk(t, 2, mask=HOT.bool() | (HOT == 0)),
+    "threshold": lambda t: khot.threshold(t, 2),
+    "loss": lambda t: khot.khot_cross_entropy(t, HOT),
+}
+
+
+@pytest.mark.parametrize("is_forward", [True, False])
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_checkpoint_with_one_pass_under_a_dispatch_mode(name, is_forward):
+    """With the mode and without it, the same tensors must be saved."""
+    fn, x = CHECKPOINTED[name], torch.randn(3, 9, requires_grad=True)
+    with FlopCounterMode(display=False) if is_forward else nullcontext():
+        y = checkpoint(fn, x, use_reentrant=False)
+    with nullcontext() if is_forward else FlopCounterMode(display=False):
+        (got,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(got, torch.autograd.grad(fn(x).sum(), x)[0])
+
+
+CHANGED = {
+    "mask": (torch.ones(3, 9, dtype=torch.bool), lambda x, t: khot.log_sigmoid_topk(x, 2, mask=t)),
+    "mask of a threshold": (torch.ones(3, 9, dtype=torch.bool), lambda x, t: khot.threshold(x, 2, mask=t)),
+    "mask of a loss": (torch.ones(3, 9, dtype=torch.bool), lambda x, t: khot.khot_cross_entropy(x, HOT, mask=t)),
+    "k": (torch.full((3,), 2.0, dtype=torch.float64), lambda x, t: khot.log_sigmoid_topk(x, t)),
+    "soft target": (HOT * 0.9 + 0.02, khot.khot_cross_entropy),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_what_backward_needs_may_not_be_changed_before_it(name, create_graph):
+    given, fn = CHANGED[name]
+    given, x = given.clone(), torch.randn(3, 9, requires_grad=True)
+    y = fn(x, given).sum()
+    torch.autograd.grad(y, x, retain_graph=True, create_graph=create_graph)  # a control: before the change it works
+    given[..., :2] = 0
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(y, x, create_graph=create_graph)
 
 
 @pytest.mark.parametrize("n", [5, 512, 700, 1024])

@@ -35,9 +35,17 @@ def is_watched() -> bool:
 def is_plain(*values: Any) -> bool:
     """Return whether a kernel may be called on these tensors, floats and Nones without the dispatcher.
 
-    It may for dense CPU tensors while no tracer, transform, mode or forward-mode differentiation is active.
+    It may for ordinary ones, as `is_ordinary` has it, while no mode is active.
     """
-    if is_watched() or dispatch_modes() or function_modes() or forward_level(forward_ad) >= 0:
+    return is_ordinary(*values) and not dispatch_modes() and not function_modes()
+
+
+def is_ordinary(*values: Any) -> bool:
+    """Return whether these are dense CPU tensors, floats and Nones, and no tracer, transform or tangent is at work.
+
+    Then a node that calls a kernel may stand in the graph; under a mode, it must call torch's functions instead.
+    """
+    if is_watched() or forward_level(forward_ad) >= 0:
         return False
     for value in values:
         kind = type(value)
@@ -79,7 +87,7 @@ def topk(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf) -> Ten
     """
     if x.dtype in _native.HALVES:  # `takes_halves` said so
         if not _differentiates(x):
-            return _native.half_topk(x, k, temperature, mask, cdf.name)
+            return _half_topk(x, k, temperature, mask, cdf)
         return cast(Tensor, _apply_half(x, k, temperature, mask, cdf))
     if is_plain(x, k, temperature, mask):
         if not _differentiates(x, k, temperature):
@@ -100,7 +108,18 @@ def takes_halves(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf
     if x.dtype not in _native.HALVES or not _native.has_kernel(cdf.name, torch.float32):
         return False
     numbers = [t for t in (k, temperature) if isinstance(t, Tensor)]
-    return is_plain(x, mask, *numbers) and not any(t.requires_grad for t in numbers)
+    return is_ordinary(x, mask, *numbers) and not any(t.requires_grad for t in numbers)
+
+
+def _half_topk(
+    x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf, roots: Tensor | None = None
+) -> Tensor:
+    """Return y of scores in half precision by the kernel; by way of float32 if a mode watches, with roots of NaN."""
+    if is_plain(x, mask):
+        return _native.half_topk(x, k, temperature, mask, cdf.name, roots=roots)
+    if roots is not None:
+        roots.fill_(torch.nan)
+    return _solve(x.float(), k, temperature, mask, cdf).to(x.dtype)
 
 
 def topk_into(out: Tensor, x: Tensor, k: float, temperature: float, cdf: Cdf) -> None:
@@ -220,7 +239,7 @@ class _HalfTopK(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf) -> Tensor:
         ctx.cdf, ctx.numbers = cdf, tuple(None if isinstance(t, Tensor) else t for t in (k, temperature))
         roots = x.new_empty(x.shape[:-1].numel(), 2, dtype=torch.float64)
-        y = _native.half_topk(x, k, temperature, mask, cdf.name, roots=roots)
+        y = _half_topk(x, k, temperature, mask, cdf, roots)
         ctx.save_for_backward(x, roots, mask, *(t if isinstance(t, Tensor) else None for t in (k, temperature)))
         return y
 
