@@ -105,6 +105,7 @@ REFUSED = {"enable_single_level_autograd_function", "_set_fwd_grad_enabled"}
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("path", _torch.NAMES)
 def test_without_a_private_name(path):
     done = subprocess.run(

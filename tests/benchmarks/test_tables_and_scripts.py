@@ -149,6 +149,7 @@ def test_every_script_has_the_shared_options(name, monkeypatch, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", FAST)
 def test_quick_runs_print_json_and_leave_the_committed_files_alone(name, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)

@@ -99,6 +99,7 @@ def test_module_runs_commands():
         (["sae", "nosuch.npz"], "typer", "typer", "sae"),
     ],
 )
+@pytest.mark.long
 def test_a_missing_extra_is_named_before_any_work(words, missing, package, extra):
     done = khot_command(words, missing)
     assert done.returncode in (1, 2)

@@ -101,6 +101,7 @@ def test_a_page_is_run_from_top_to_bottom_in_one_namespace(tmp_path):
     ],
 )
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_broken_block_fails(text, message, tmp_path):
     """Negative controls."""
     page = tmp_path / "page.md"

@@ -200,6 +200,7 @@ def test_bind_wants_every_name():
         ("del torch.Tensor.__dlpack_c_exchange_api__", "has no `torch.Tensor.__dlpack_c_exchange_api__`"),
     ],
 )
+@pytest.mark.long
 def test_without_it_calls_go_through_ctypes(lack, why):
     code = f"import sys, torch; {lack}; import khot; x = torch.zeros(4, requires_grad=True); "
     code += "y = khot.sigmoid_topk(x, 2); y[0].backward(); print(y.tolist(), x.grad.tolist(), khot.kernels.status())"

@@ -222,6 +222,7 @@ def test_saturated_gradient_is_zero():
 
 
 @pytest.mark.compile
+@pytest.mark.long
 def test_compiled_by_inductor():
     x, k = torch.randn(8, 50), torch.full((8,), 3.5)
 

@@ -135,6 +135,7 @@ print(program(torch.tensor([[2.0, 1.0, 0.0, -1.0]])).tolist())
 
 
 @pytest.mark.compile
+@pytest.mark.long
 def test_an_exported_relaxation_in_another_process(tmp_path):
     class Layer(nn.Module):
         def forward(self, x):

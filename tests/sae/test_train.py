@@ -79,6 +79,7 @@ def test_a_state_without_the_optimiser_is_found(acts, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_two_kills(tmp_path):
     def finish(words):
         assert CliRunner().invoke(app, words).exit_code == 0
