@@ -44,7 +44,10 @@ def test_the_model_becomes_smaller_and_computes_the_same(name, rule):
     before, cost, names = model(x), sparsifier.cost(), list(make().state_dict())
     (pool,) = sparsifier.pools
     sparsifier.finalize()
-    torch.testing.assert_close(model(x), before, rtol=0, atol=1e-6)
+    # Smaller matrices add in another order: some 16 roundings of float32, whatever the processor.
+    torch.testing.assert_close(
+        model(x), before, rtol=0, atol=16 * 1.2e-7 * float(before.detach().abs().max().clamp(min=1))
+    )
     assert counted(model, exclude) == cost <= 0.5 * dense
     assert list(model.state_dict()) == names
     for i in torch.nonzero(pool.values == 0).flatten():  # not one more would fit
