@@ -23,8 +23,8 @@ pytestmark = pytest.mark.skipif(_native._DIRECT is None, reason=_native.REASON)
 RELAXATIONS = {"sigmoid": khot.sigmoid_topk, "laplace": khot.laplace_topk, "euclidean": khot.euclidean_topk}
 
 
-def direct(x, k=1, temperature=1.0, dim=-1, cdf=cdfs.SIGMOID):
-    return ops.direct_topk(x, k, temperature, dim, cdf)
+def direct(x, k=1, temperature=1.0, dim=-1, cdf=cdfs.SIGMOID, mask=None):
+    return ops.direct_topk(x, k, temperature, dim, cdf, mask)
 
 
 def decline(*arguments):
@@ -51,6 +51,28 @@ def test_the_same_bits_as_by_ctypes(name, dtype, shape, monkeypatch):
         for mine, other in zip(results[:half], results[half:], strict=True):
             assert torch.equal(mine, other)
             assert mine.stride() == other.stride()
+
+
+MASKS = {
+    "all": torch.ones(16, 64, dtype=torch.bool),
+    "some": torch.arange(16 * 64).view(16, 64) % 3 > 0,
+    "one for all rows": torch.arange(64) % 5 > 0,
+    "too few in some rows": torch.arange(16)[:, None] > torch.arange(64),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("temperature", [0.3, torch.tensor(0.3), torch.tensor(0.3, dtype=torch.float64)], ids=str)
+def test_masks_and_temperatures_of_layers_take_the_same_way(name, temperature, monkeypatch):
+    x, g, results = torch.randn(16, 64, requires_grad=True), torch.randn(16, 64), []
+    assert direct(x, 4, temperature, mask=MASKS[name]) is not None
+    for _ in range(2):
+        y = khot.sigmoid_topk(x, 4, temperature=temperature, mask=MASKS[name])
+        results.append((y, torch.autograd.grad(y, x, g)[0]))
+        monkeypatch.setattr(ops, "direct_topk", decline)
+    for mine, other in zip(*results, strict=True):
+        assert torch.equal(mine.nan_to_num(7), other.nan_to_num(7))
+    assert bool(results[0][0].isnan().any()) == (name == "too few in some rows")
 
 
 class Sub(Tensor):
@@ -84,7 +106,15 @@ NOT_SIMPLE = {
     "a negative k": lambda: direct(X, -1),
     "no number for k": lambda: direct(X, float("nan")),
     "no temperature": lambda: direct(X, temperature=0.0),
-    "a tensor temperature": lambda: direct(X, temperature=torch.tensor(1.0)),
+    "a temperature that learns": lambda: direct(X, temperature=torch.tensor(1.0, requires_grad=True)),
+    "a temperature by row": lambda: direct(X, temperature=torch.ones(1)),
+    "a whole number in a tensor": lambda: direct(X, temperature=torch.tensor(1)),
+    "no temperature in a tensor": lambda: direct(X, temperature=torch.tensor(-1.0)),
+    "a mask by row": lambda: direct(X, mask=torch.ones(len(X), 1, dtype=torch.bool)),
+    "a mask of other strides": lambda: direct(X, mask=torch.ones(X.shape[::-1], dtype=torch.bool).mT),
+    "a mask of another length": lambda: direct(X, mask=torch.ones(X.shape[-1] - 1, dtype=torch.bool)),
+    "a mask of numbers": lambda: direct(X, mask=torch.ones(X.shape, dtype=torch.uint8)),
+    "no mask": lambda: direct(X, mask=True),
     "no number for the temperature": lambda: direct(X, temperature=float("nan")),
     "another cdf": lambda: direct(X, cdf=cdfs.NORMAL),
     "no tensor": lambda: direct([1.0, 2.0]),
@@ -132,7 +162,7 @@ def test_pull_declines_too():
     assert pull(X.double(), y, 1.0, cdfs.SIGMOID) is None
     assert pull(X[:2], y, 1.0, cdfs.SIGMOID) is None
     assert pull(X.view(9, 4), y, 1.0, cdfs.SIGMOID) is None
-    assert pull(X, y, torch.tensor(1.0), cdfs.SIGMOID) is None
+    assert pull(X, y, torch.ones(1), cdfs.SIGMOID) is None
     assert pull(None, y, 1.0, cdfs.SIGMOID) is None
     assert pull(torch._neg_view(X), y, 1.0, cdfs.SIGMOID) is None
     with Dispatch():

@@ -119,7 +119,7 @@ REASON += _why
 
 
 def direct(**names: Any) -> tuple[Any, Any, Any]:
-    """Return two functions that call the library without ctypes: (x, k, T, dim, cdf) → y, and (g, y, T, cdf) → dx.
+    """Return two functions that call the library without ctypes: (x, k, T, dim, cdf, mask) → y, and (g, y, T, cdf) → dx.
 
     They return None for a call that is not simple: not an ordinary contiguous CPU tensor, say. Where the extension, or
     what it needs of torch, is missing, they always do. The third makes the method by which nodes of a type call the

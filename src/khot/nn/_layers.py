@@ -12,7 +12,7 @@ from .._shape import Group
 from ..designs import Design, Pivotal, sample_khot
 from ..estimators import straight_through_sample, takes_objective
 from ..relaxations import Relaxation, hard_topk, sigmoid_topk, straight_through
-from ._precision import KeepsPrecision, shown, wide_dtype
+from ._precision import KeepsPrecision, hold, shown, wide_dtype
 
 
 class SigmoidTopK(KeepsPrecision):
@@ -42,16 +42,7 @@ class SigmoidTopK(KeepsPrecision):
         _check.positive("temperature", temperature)
         _check.not_negative("k", k)
         _check.integer("dim", dim)
-        if isinstance(k, nn.Parameter):
-            self.k = k
-        elif isinstance(k, Tensor):
-            self.register_buffer("k", k)
-        else:
-            self.k = int(k) if isinstance(k, Integral) else float(k)  # numpy's numbers become Python's
-        if isinstance(temperature, nn.Parameter):
-            self.temperature = temperature
-        else:
-            self.register_buffer("temperature", torch.as_tensor(temperature, dtype=wide_dtype()))
+        hold(self, k, temperature)
         self.dim, self.hard = dim, hard
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -238,11 +238,8 @@ def relax(
     group: Group = None,
 ) -> Tensor:
     """Check the arguments of a relaxation, and return y = F(z) like `x`."""
-    if mask is None and costs is None and group is None and not is_compiling():
-        heat = temperature
-        if isinstance(heat, Tensor) and heat.dim() == 0 and heat.is_floating_point():  # as that of a layer
-            heat = ops.constant(heat)
-        y: Tensor | None = ops.direct_topk(x, k, heat, dim, cdf)
+    if costs is None and group is None and not is_compiling():
+        y: Tensor | None = ops.direct_topk(x, k, temperature, dim, cdf, mask)
         if y is not None:
             return y
     if group is not None or (type(x) is not Tensor and _check.is_dtensor(x)):

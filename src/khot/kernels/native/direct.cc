@@ -31,7 +31,7 @@ struct Exchange {
   int (*view)(PyObject* object, Tensor* out);  // non-owning
 };
 constexpr int32_t kCpu = 1;
-constexpr uint8_t kFloating = 2;
+constexpr uint8_t kFloating = 2, kBool = 6;
 
 // ── what `bind` was given ────────────────────────────────────────────────────────────────────────────────────────────
 void (*solve)(const khot_rows* rows, void* y);
@@ -96,25 +96,50 @@ bool is_unwatched() {
   return level.get() && PyLong_AsLong(level.get()) < 0 && !PyErr_Occurred();
 }
 
-// Fills in the rows of an ordinary contiguous CPU tensor of float or double; false for all others. DLPack refuses to
-// describe sparse, nested, quantized, meta and wrapped tensors, and those of zeros or functions have no data; what it
-// describes, but not by all that makes its values, is among the oddities.
-bool view(PyObject* object, Tensor& t, khot_rows& rows) {
+// Describes an ordinary contiguous CPU tensor, and counts its numbers; false for all others. DLPack refuses to describe
+// sparse, nested, quantized, meta and wrapped tensors, and those of zeros or functions have no data; what it describes,
+// but not by all that makes its values, is among the oddities.
+bool describe(PyObject* object, Tensor& t, int64_t& count) {
   PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(object));
   if (type != names.tensor && type != names.parameter) return false;
   if (!all_false(names.oddities, object) || exchange->view(object, &t) || !t.data) return false;
-  if (t.device_type != kCpu || t.code != kFloating || t.lanes != 1 || (t.bits != 32 && t.bits != 64) || t.ndim < 1)
-    return false;
-  int64_t count = 1;
+  if (t.device_type != kCpu || t.lanes != 1) return false;
+  count = 1;
   for (int32_t d = t.ndim - 1; d >= 0; count *= t.shape[d--])
     if (t.shape[d] != 1 && t.strides && t.strides[d] != count) return false;
+  return true;
+}
+
+bool is_float(const Tensor& t) { return t.code == kFloating && (t.bits == 32 || t.bits == 64); }
+
+const void* start(const Tensor& t) { return static_cast<const char*>(t.data) + t.byte_offset; }
+
+// Fills in the rows of such a tensor of float or double.
+bool view(PyObject* object, Tensor& t, khot_rows& rows) {
+  int64_t count;
+  if (!describe(object, t, count) || !is_float(t) || t.ndim < 1) return false;
   rows = {};
-  rows.x = static_cast<const char*>(t.data) + t.byte_offset;
+  rows.x = start(t);
   rows.n = t.shape[t.ndim - 1];
   rows.rows = count ? count / rows.n : 0;
   rows.dtype = t.bits == 32 ? KHOT_FLOAT : KHOT_DOUBLE;
   rows.path = path;
   return count != 0;
+}
+
+// Adds a mask: None, one of the shape of the scores, or one for all rows; false for all others.
+bool allow(PyObject* object, const Tensor& x, khot_rows& rows) {
+  if (object == Py_None) return true;
+  Tensor t;
+  int64_t count;
+  if (!describe(object, t, count) || t.code != kBool || t.bits != 8) return false;
+  bool is_alike = t.ndim == x.ndim;
+  for (int32_t d = 0; is_alike && d < t.ndim; ++d) is_alike = t.shape[d] == x.shape[d];
+  if (!is_alike && !(t.ndim == 1 && t.shape[0] == rows.n)) return false;
+  rows.mask = static_cast<const uint8_t*>(start(t));
+  rows.mask_stride = 1;
+  rows.mask_row_stride = is_alike ? rows.n : 0;
+  return true;
 }
 
 // Reads an exact int or float; false for all others.
@@ -125,10 +150,21 @@ bool number(PyObject* object, double& value) {
   return !PyErr_Occurred();
 }
 
+// Reads such a number, or that of an ordinary tensor without dimensions that needs no gradient, as layers have it.
+bool number_or_tensor(PyObject* object, double& value) {
+  if (number(object, value)) return true;
+  Tensor t;
+  int64_t count;
+  if (PyErr_Occurred() || !describe(object, t, count) || !is_float(t) || t.ndim) return false;
+  if (Owned(PyObject_GetAttr(object, requires_grad)).truth()) return false;
+  value = t.bits == 32 ? *static_cast<const float*>(start(t)) : *static_cast<const double*>(start(t));
+  return true;
+}
+
 // The temperature within the normal range of the dtype, as `_shape._positive` has it; false if it is not positive.
 bool heat(PyObject* object, khot_rows& rows) {
   double t;
-  if (!number(object, t) || !(t > 0)) return false;
+  if (!number_or_tensor(object, t) || !(t > 0)) return false;
   const bool is_float = rows.dtype == KHOT_FLOAT;
   const double least = is_float ? std::numeric_limits<float>::min() : std::numeric_limits<double>::min();
   const double most = is_float ? std::numeric_limits<float>::max() : std::numeric_limits<double>::max();
@@ -167,14 +203,14 @@ template <class Write> PyObject* filled(PyObject* like, const khot_rows& rows, W
 }
 
 // ── the functions ────────────────────────────────────────────────────────────────────────────────────────────────────
-// topk(x, k, temperature, dim, cdf) → y, with its gradient if x needs one; or None.
+// topk(x, k, temperature, dim, cdf, mask) → y, with its gradient if x needs one; or None.
 PyObject* topk(PyObject*, PyObject* const* given, Py_ssize_t count) {
   Tensor t;
   khot_rows rows;
   double dim;
-  if (!exchange || count != 5 || !is_unwatched() || !view(given[0], t, rows) || !number(given[1], rows.k_of_all) ||
+  if (!exchange || count != 6 || !is_unwatched() || !view(given[0], t, rows) || !number(given[1], rows.k_of_all) ||
       !(rows.k_of_all >= 0 && rows.k_of_all <= (double)rows.n) || !heat(given[2], rows) || !PyLong_CheckExact(given[3]) ||
-      !number(given[3], dim) || (dim != -1 && dim != t.ndim - 1) || !finish(given[4], rows))
+      !number(given[3], dim) || (dim != -1 && dim != t.ndim - 1) || !allow(given[5], t, rows) || !finish(given[4], rows))
     return declined();
   const int is_enabled = Owned(PyObject_CallNoArgs(names.is_grad_enabled)).truth();
   const int needs = is_enabled == 1 ? Owned(PyObject_GetAttr(given[0], requires_grad)).truth() : is_enabled;
@@ -261,7 +297,7 @@ PyObject* bind(PyObject*, PyObject*, PyObject* keywords) {
 
 template <class F> PyCFunction method(F f) { return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(f)); }
 
-PyMethodDef methods[] = {{"topk", method(topk), METH_FASTCALL, "topk(x, k, temperature, dim, cdf) -> y or None"},
+PyMethodDef methods[] = {{"topk", method(topk), METH_FASTCALL, "topk(x, k, temperature, dim, cdf, mask) -> y or None"},
                          {"pull", method(pull), METH_FASTCALL, "pull(g, y, temperature, cdf) -> dx or None"},
                          {"method_of", method_of, METH_O, "method_of(type) -> what its nodes call"},
                          {"bind", method(bind), METH_VARARGS | METH_KEYWORDS, "Give what the others call."},
