@@ -260,7 +260,7 @@ def _quickly(x: Tensor, k: Tensor, temperature: Tensor) -> Tensor | None:
         if not bool((v > 0.01 * total).all()):
             return None
         # The last step is p − p(1 − p)·step: its square must be a rounding of every entry, not just of the sum.
-        if bool(((ratio.abs() <= tolerance_of(SIGMOID, x.dtype)) & (step.square() <= eps)).all()):
+        if bool(((ratio.abs() <= tolerance_of(SIGMOID, x.dtype)) & (step.square() <= eps / 4)).all()):
             return p.sub_(torch.addcmul(p, p, p, value=-1).mul_(step.to(p.dtype))).view(shape)
         point = Point(point.anchor, point.shift + step)
     return None
