@@ -269,7 +269,7 @@ def at_least(name: str, value: Any, least: int) -> None:
         raise ValueError(f"`{name}` must be ≥ {least}; got {value}.")
 
 
-def whole(name: str, value: Any, most: int, what: str) -> None:
+def integer_at_most(name: str, value: Any, most: int, what: str) -> None:
     """Raise unless `value` is an int in [0, most]."""
     integer(name, value)
     if not 0 <= value <= most:

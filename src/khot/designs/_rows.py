@@ -171,7 +171,7 @@ def sample_rows(
             _check.at_least("k", count, 0)
         probs, total = inclusion_probs(sizes, counts, strata=more["strata"]), sum(counts)
     else:
-        _check.whole("k", k, n, "rows")
+        _check.integer_at_most("k", k, n, "rows")
         probs, total = inclusion_probs(sizes, k), int(k)
     try:
         law = design(probs, total, validate_args=False, **more)

@@ -210,4 +210,4 @@ def _check_selection(embeddings: Tensor, scores: Tensor, k: int) -> None:
         raise TypeError(f"`scores` must have the dtype of `embeddings`, {embeddings.dtype}; got {scores.dtype}.")
     _check.same_device("scores", scores, embeddings, "embeddings")
     _check.at_least("k", k, 1)
-    _check.whole("k", k, scores.shape[-1], "number of embeddings")
+    _check.integer_at_most("k", k, scores.shape[-1], "number of embeddings")

@@ -144,7 +144,7 @@ def n_of_m(n: int, m: int) -> Unit:
         tensor([4, 4])
     """
     _check.at_least("m", m, 1)
-    _check.whole("n", n, m, "m")
+    _check.integer_at_most("n", n, m, "m")
     _check.at_least("n", n, 1)
     return _Pattern(int(n), int(m))
 
