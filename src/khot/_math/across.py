@@ -54,7 +54,7 @@ def messages() -> Iterator[list[Message]]:
 
 
 class Passes(NamedTuple):
-    """What goes over a whole part of each row, and may have a kernel."""
+    """Hold what goes over a whole part of each row, and may have a kernel."""
 
     sums_at: Callable[[Cdf, Rows, Point], Tensor] = threshold.sums_at
     value_at: Callable[[Cdf, Rows, Point, Tensor], Tensor] = threshold.value_at
@@ -64,7 +64,7 @@ EAGER = Passes()
 
 
 class Over:
-    """The processes that hold the parts of a row, as one or more process groups; the last one varies fastest."""
+    """Connect the processes that hold the parts of a row: process groups, of which the last varies fastest."""
 
     def __init__(self, names: Sequence[str], passes: Passes = EAGER) -> None:
         self.passes = passes
@@ -75,7 +75,7 @@ class Over:
 
     @property
     def rank(self) -> int:
-        """The place of this process's part in the row."""
+        """Return the place of this process's part in the row."""
         rank = 0
         for group in self.groups:
             rank = rank * dist.get_world_size(group) + dist.get_rank(group)
@@ -83,7 +83,7 @@ class Over:
 
     @property
     def size(self) -> int:
-        """How many parts a row has."""
+        """Return how many parts a row has."""
         return math.prod(dist.get_world_size(group) for group in self.groups)
 
     def reduce(self, *asked: tuple[Tensor, Any]) -> list[Tensor]:
@@ -134,7 +134,7 @@ class Over:
 
 
 class Joined(subsets.Whole):
-    """What joins the results of parts on several processes."""
+    """Join the results of parts on several processes."""
 
     def __init__(self, over: Over) -> None:
         self.over = over
@@ -289,7 +289,7 @@ def _scores(keys: Tensor, bits: int) -> Tensor:
 
 
 class Found(NamedTuple):
-    """Where the k-th largest key is; tensors are (rows, 1), and (rows, 256) for each round."""
+    """Hold where the k-th largest key is; tensors are (rows, 1), and (rows, 256) for each round."""
 
     key: Tensor  # the least key of its bucket
     above: Tensor  # the weight of all keys above the bucket

@@ -29,14 +29,14 @@ NEAR = 1e-3  # a ρ that rounding may leave where F is steep
 
 # ── rows and points ──────────────────────────────────────────────────────────────────────────────────────────────────
 class Point(NamedTuple):
-    """The threshold `anchor + T·shift`; both (rows, 1) float64."""
+    """Hold the threshold `anchor + T·shift`; both (rows, 1) float64."""
 
     anchor: Tensor
     shift: Tensor  # +inf where nothing is left to choose, −inf where all are chosen, NaN where no threshold exists
 
 
 class Rows(NamedTuple):
-    """The equations to solve, one for each row."""
+    """Hold the equations to solve, one for each row."""
 
     x: Tensor  # (rows, n) scores, −inf where masked
     k: Tensor  # (rows, 1) float64
@@ -45,7 +45,7 @@ class Rows(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """What is known of the rows at first; all (rows, 1) float64."""
+    """Hold what is known of the rows at first; all (rows, 1) float64."""
 
     low: Tensor  # the smallest finite score
     high: Tensor  # the largest finite score
@@ -54,7 +54,7 @@ class Survey(NamedTuple):
 
 
 class Across(Protocol):
-    """How sums go over a row of which each process holds a part."""
+    """Say how sums go over a row of which each process holds a part."""
 
     votes: Tensor | None  # (rows, 1) bool, since the last sums: rows that are done, of which nothing else is asked
 
@@ -66,7 +66,7 @@ class Across(Protocol):
 
 
 class Residual(NamedTuple):
-    """What an evaluation at a point says; all (rows, 1), float64 or bool."""
+    """Hold what an evaluation at a point says; all (rows, 1), float64 or bool."""
 
     ratio: Tensor  # ρ, a logarithm: > 0 where the sum is above k, < 0 below, 0 at the root
     excess: Tensor  # Σ c·F − k
@@ -84,14 +84,14 @@ class End(NamedTuple):
 
 
 class Bracket(NamedTuple):
-    """What holds the root."""
+    """Hold two points between which the root is."""
 
     low: End
     high: End
 
 
 class State(NamedTuple):
-    """The search of each row; tensors are (rows, 1)."""
+    """Hold the search of each row; tensors are (rows, 1)."""
 
     point: Point
     residual: Residual
@@ -307,7 +307,7 @@ def _distance(start: Point, end: Point, temperature: Tensor) -> Tensor:
 #
 # All functions are differentiable torch operations, so that a backward has a derivative too.
 class Linear(NamedTuple):
-    """The quantities of the formula at one point."""
+    """Hold the quantities of the formula at one point."""
 
     z: Tensor  # (…, n) margins, finite: where one is infinite its v is 0
     slope: Tensor  # (…, n) v

@@ -25,7 +25,7 @@ HOT = 0.1  # temperature of the first step of `soft_pursuit`
 
 
 class SoftCode(NamedTuple):
-    """The result of `soft_pursuit`, (…, n) each."""
+    """Hold the result of `soft_pursuit`, (…, n) each."""
 
     values: Tensor
     """The coefficients of all atoms; nearly 0 where the weight is."""

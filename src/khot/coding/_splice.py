@@ -36,7 +36,7 @@ class Splice(NamedTuple):
 
 
 class SplicePath(NamedTuple):
-    """The best subsets of 0, 1, …, K columns; the first dim counts the columns."""
+    """Hold the best subsets of 0, 1, …, K columns; the first dim counts the columns."""
 
     coef: Tensor
     """(K + 1, p) or (K + 1, p, targets)."""

@@ -16,7 +16,7 @@ from ._reservoir import numbers
 
 
 class _Draws:
-    """What both samplers share: probabilities, replicas, and a number of draws that can be resumed."""
+    """Hold what both samplers share: probabilities, replicas, and a number of draws that can be resumed."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class _Draws:
 
     @property
     def weights(self) -> Tensor:
-        """The weight 1/π of each item, (n); inf for an item that is never drawn."""
+        """Return the weight 1/π of each item, (n); inf for an item that is never drawn."""
         return 1 / self.probs
 
     def set_epoch(self, epoch: int) -> None:

@@ -15,7 +15,7 @@ from ._sample import MakesDesign
 
 
 class SampledRows(NamedTuple):
-    """Which rows of a table were drawn, and how many rows each of them stands for."""
+    """Hold which rows of a table were drawn, and how many rows each of them stands for."""
 
     indices: Any
     """Positions of the rows, rising, (k) int64: for `array[i]`, `frame.iloc[i]` (pandas) or `frame[i]` (polars)."""

@@ -57,7 +57,7 @@ class Router(KeepsPrecision):
 
     @property
     def route(self) -> Route:
-        """The route, which is fixed, since the number of scores depends on it."""
+        """Return the route, which is fixed, since the number of scores depends on it."""
         return self._bound.route
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, generator: torch.Generator | None = None) -> Routing:
