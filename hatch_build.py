@@ -49,7 +49,11 @@ def build(sources: Path, library: Path, extension: Path) -> str:
     named = shlex.split(os.environ.get("CXX", ""))
     found = named or [path for path in (shutil.which(name) for name in ("c++", "g++", "clang++")) if path][:1]
     if not found or not shutil.which(found[0]):
-        return "not built: no C++ compiler (looked for $CXX, c++, g++, clang++; GCC or Clang is needed)"
+        return (
+            "not built: no C++ compiler (looked for $CXX, c++, g++, clang++; GCC or Clang is needed, MSVC will not do)"
+        )
+    if not is_gnu(found):
+        return f"not built: {Path(found[0]).name} is not GCC or Clang, which khot needs"
     # Python computes the same number from the same file, and refuses a library that was built from another one.
     abi = "-DKHOT_ABI=0x" + hashlib.sha256((sources / "khot.h").read_bytes()).hexdigest()[:8]
     x86 = platform.machine().lower() in ("x86_64", "amd64")
@@ -85,6 +89,16 @@ def build(sources: Path, library: Path, extension: Path) -> str:
     name = version.splitlines()[0] if version else Path(found[0]).name
     single = "" if openmp else ", without OpenMP: one thread"
     return f"built by {name}{single}" + (f", without the extension for small calls: {lack}" if lack else "")
+
+
+def is_gnu(compiler: list[str]) -> bool:
+    """Return whether a compiler is GCC or Clang, by the macros that it says it defines; MSVC cannot even say them."""
+    try:
+        asked = [*compiler, "-dM", "-E", "-x", "c++", os.devnull]
+        said = subprocess.run(asked, capture_output=True, text=True, check=False)
+    except OSError:
+        return False
+    return said.returncode == 0 and any(f"#define {name} " in said.stdout for name in ("__GNUC__", "__clang__"))
 
 
 def run(command: list[str]) -> str | None:

@@ -22,9 +22,11 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import matplotlib
+import torch
 from matplotlib.figure import Figure
 
 from benchmarks.style import dark
+from khot.kernels import cpu
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = (".svg", ".png", ".pdf")
@@ -164,6 +166,12 @@ def to_json(rows: Iterable[Any]) -> str:
 def show(args: argparse.Namespace, rows: Iterable[Any], text: str) -> None:
     """Print the rows if `--json` was given, else the text."""
     print(to_json(rows) if args.json else text)
+
+
+def vectors() -> str:
+    """Return the widths of the vectors in use, khot's and torch's: ratios depend on both."""
+    width = "without a library" if cpu.LIBRARY is None else cpu.PATHS[cpu.LIBRARY.khot_path()]
+    return f"khot {width}, torch {torch.backends.cpu.get_cpu_capability()}"
 
 
 def say(label: str, done: int, total: int) -> None:

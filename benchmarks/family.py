@@ -33,8 +33,8 @@ def table(reports: list[Report]) -> str:
         "<!-- Written by benchmarks/family.py; do not edit. -->\n\n"
         + markdown_table(heading, lines)
         + "\n\nTimes of `torch.sigmoid`'s, forward / forward and backward, float32, T = 1, one thread; "
-        + f"{environment()['cpu']}. `lapsum` is our re-implementation of LapSum's sort-based closed form, the same "
-        + "function as `laplace_topk`.\n"
+        + f"{environment()['cpu']}; {common.vectors()}. `lapsum` is our re-implementation of LapSum's sort-based "
+        + "closed form, the same function as `laplace_topk`.\n"
     )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import khot
 from benchmarks import common
-from khot.bench import Contender, Report, Settings, environment, markdown_table, measure, records, threads, to_csv
+from khot.bench import Contender, Report, Settings, environment, markdown_table, measure, records, threads
 from khot.designs import Brewer, ConditionalPoisson, Pareto, Pivotal, Sampford, Systematic
 
 CASES = (((1, 1_000_000), 32), ((1, 1_000_000), 100_000), ((64, 1024), 32))
@@ -106,7 +106,7 @@ def table(reports: list[Report], large: list[Report]) -> str:
         + markdown_table(heading, lines)
         + f"\n\nTimes of `{BASE}(p, k)`'s, which draws as many items with other probabilities; less is faster. "
         + "float32, forward, the design made and checked within the time; medians of one interleaved run a column; "
-        + f"{environment()['cpu']}.\n\n"
+        + f"{environment()['cpu']}; {common.vectors()}.\n\n"
         + f"The marginals of `ConditionalPoisson` at n = {n}, k = {k} are {' and '.join(said)} than the O(nk) dynamic "
         + f"programme in torch (our implementation); θ from given probabilities takes {_share(large[0])} of that "
         + "programme's time.\n"
@@ -130,9 +130,9 @@ def main() -> int:
             reports.append(measure(samplers(shape, chosen), Settings(shape=shape, k=chosen, **how), common.say))
         large.append(measure(marginals(n, k), Settings(shape=(n,), k=k, **how), common.say))
     text, places = table(reports, large), common.places(args)
-    rows = [row for report in (*reports, *large) for row in records(report)]
+    rows = [{**row, "vectors": common.vectors()} for report in (*reports, *large) for row in records(report)]
     common.write_table(places.tables / "sampling-speed.md", text)
-    common.write(places.results / "sampling.csv", to_csv(rows))
+    common.write(places.results / "sampling.csv", common.to_csv(rows))
     common.show(args, rows, text)
     return 130 if any(report.interrupted for report in (*reports, *large)) else 0
 

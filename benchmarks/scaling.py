@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from benchmarks import common
 from benchmarks.rivals import ALL
 from benchmarks.style import BLUE, GREEN, GREY, INK, ORANGE, PINK, SKY, WIDTH, YELLOW, styled
-from khot.bench import BASELINE, Contender, Report, Settings, measure, records, to_csv
+from khot.bench import BASELINE, Contender, Report, Settings, measure, records
 
 SAFE_SHARE = 0.7  # of the memory that is available
 BYTES = 4  # of a float32 score
@@ -94,7 +94,7 @@ def plot(rows: list[dict[str, Any]]) -> Figure:
             zorder=3 if is_ours else 2,
         )
     axes.set(xscale="log", yscale="log", xlabel="n, scores in one row", ylabel="forward, ms of CPU time, one thread")
-    axes.set_title("Soft top-k of n scores, k = n/10, float32")
+    axes.set_title(f"Soft top-k of n scores, k = n/10, float32; {rows[0]['vectors']}")
     axes.grid(True)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
@@ -111,8 +111,9 @@ def main() -> int:
     if not sizes:
         parser.error(f"--least and --most must enclose 1 or 3 times a power of ten; got {args.least} and {args.most}")
     reports, left, is_interrupted = run(sizes, args.limit, budget)
-    rows, places = [row for report in reports for row in records(report)], common.places(args)
-    common.write(places.results / "scaling.csv", to_csv(rows))
+    rows = [{**row, "vectors": common.vectors()} for report in reports for row in records(report)]
+    places = common.places(args)
+    common.write(places.results / "scaling.csv", common.to_csv(rows))
     common.write_picture(places.images / "scaling.svg", plot(rows))
     text = [f"to n = {reports[-1].settings.n}", *(f"{name} left: {reason}" for name, reason in left.items())]
     common.show(args, rows, "\n".join(text))

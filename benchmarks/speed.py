@@ -29,7 +29,6 @@ from khot.bench import (
     measure,
     records,
     threads,
-    to_csv,
     to_markdown,
 )
 
@@ -115,15 +114,18 @@ def ratios(rows: list[Record]) -> str:
     for count, chosen in by_threads(rows).items():
         names = {row["name"]: f"`{row['name']}`" for row in chosen if row["name"] != BASELINE}
         cases = tuple(dict.fromkeys(map(Case.of, chosen)))
-        parts += [f"{threads(count)} ({chosen[0]['clock']}):", table(chosen, pair(short, "ratio"), names, cases)]
+        parts += [
+            f"{threads(count)} ({chosen[0]['clock']}), {chosen[0]['vectors']}:",
+            table(chosen, pair(short, "ratio"), names, cases),
+        ]
     return "\n\n".join(parts) + "\n"
 
 
 def readme(rows: list[Record]) -> str:
     """The README's extract of that."""
     chosen = by_threads(rows)[1]
-    cpu, version = chosen[0]["cpu"], chosen[0]["torch"]
-    where = f"One thread, one interleaved run of `benchmarks/speed.py`; {cpu}; torch {version}."
+    cpu, version, vectors = (chosen[0][key] for key in ("cpu", "torch", "vectors"))
+    where = f"One thread, one interleaved run of `benchmarks/speed.py`; {cpu}; {vectors} ({version})."
     return "\n\n".join([where, table(chosen, pair(short, "ratio"), README, README_CASES)])
 
 
@@ -144,15 +146,20 @@ def losses(rows: list[Record]) -> str:
     return "\n".join(lines) or "Nowhere here."
 
 
+def with_vectors(reports: list[Report]) -> list[Record]:
+    """The records of all reports, with the widths in use."""
+    return [{**row, "vectors": common.vectors()} for report in reports for row in records(report)]
+
+
 def page(reports: list[Report], load: float) -> str:
     """`speed.md`; `load` is the machine's load average before the first measurement."""
-    rows = [row for report in reports for row in records(report)]
+    rows = with_vectors(reports)
     parts = [
         "# Speed",
         "Written by `benchmarks/speed.py`. float32, standard normal scores, temperature 1, medians. Rows of one table "
         "column were measured in turns. The published methods are our re-implementations (`benchmarks/rivals`); "
         "`torch.*` are yardsticks, not soft k-hots. Memory is the peak of a forward call in units of the input. "
-        f"malloc: {environment()['malloc']}.",
+        f"malloc: {environment()['malloc']}. {common.vectors()}.",
     ]
     for count, chosen in by_threads(rows).items():
         names = {row["name"]: row["name"] for row in chosen}
@@ -188,7 +195,7 @@ def run(
 
 def write_all(reports: list[Report], load: float, folder: Path) -> None:
     """Write `speed.csv` and `speed.md`."""
-    common.write(folder / "speed.csv", to_csv(row for report in reports for row in records(report)))
+    common.write(folder / "speed.csv", common.to_csv(with_vectors(reports)))
     common.write(folder / "speed.md", page(reports, load))
 
 

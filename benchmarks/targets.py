@@ -136,11 +136,6 @@ def case_of(shape: tuple[int, int], k: int, dtype: torch.dtype = torch.float32) 
     return f"{shape[0]}×{n}, k = {short.get(k, k)}{of_dtype}"
 
 
-def vectors() -> str:
-    """The widths in use: khot's, torch's."""
-    return f"khot {cpu.PATHS[cpu.LIBRARY.khot_path()]}, torch {torch.backends.cpu.get_cpu_capability()}"
-
-
 def speedup(call: Callable[[], object], rounds: int) -> float:
     """Return the wall time with one thread over that with two."""
     times: dict[int, list[float]] = {1: [], 2: []}
@@ -174,7 +169,7 @@ def compare(targets: list[Target], budget: float, rounds: int) -> Iterator[Row]:
         mine, base = results[t.name], results[t.base]
         pairs = ((mine.forward, base.forward), (mine.both, base.both))
         forward, both = (None if a is None or b is None else a.median / b.median for a, b in pairs)
-        yield Row(t.name, case_of(t.shape, t.k, t.dtype), t.base, vectors(), forward, both, t.forward, t.both,
+        yield Row(t.name, case_of(t.shape, t.k, t.dtype), t.base, common.vectors(), forward, both, t.forward, t.both,
                   gains.get(t.name), gains.get(t.base))  # fmt: skip
 
 
@@ -187,7 +182,7 @@ def compare_samples(shape: tuple[int, int], k: int, budget: float, rounds: int) 
     x = torch.empty(0)
     gains = {name: speedup(lambda one=one: one.fn(x, k), rounds) for name, one in fns.items()} if rounds else {}
     for name, aim in SAMPLES.items():
-        yield Row(name, case_of(shape, k), base, vectors(), times[name] / times[base], None, aim, None,
+        yield Row(name, case_of(shape, k), base, common.vectors(), times[name] / times[base], None, aim, None,
                   gains.get(name), gains.get(base))  # fmt: skip
 
 
@@ -208,7 +203,18 @@ def run(quick: bool, budget: float) -> list[Row]:
     slowest = max(worst.measure(n, times), key=lambda row: row.times_sigmoid)
     where = f"worst of the grid: {slowest.scores}, T = {slowest.temperature:g}, k = {slowest.k:g}"
     rows.append(
-        Row("sigmoid_topk", where, "torch.sigmoid", vectors(), slowest.times_sigmoid, None, WORST, None, None, None)
+        Row(
+            "sigmoid_topk",
+            where,
+            "torch.sigmoid",
+            common.vectors(),
+            slowest.times_sigmoid,
+            None,
+            WORST,
+            None,
+            None,
+            None,
+        )
     )
     for shape, k in (((1, 1000), 32), ((4, 64), 8)) if quick else SAMPLED:
         rows += compare_samples(shape, k, budget, most if math.prod(shape) >= LEAST else 0)

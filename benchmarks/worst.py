@@ -117,7 +117,7 @@ def report_short(cases: list[Short]) -> str:
         + markdown_table(["scores", *(f"{rows}×{n}" for rows, n in shapes)], lines)
         + "\n\nThe worst of 30 cases (T from 0.001 to 1, k from 0.5 to n − 0.01), float32 / float64, forward, one "
         "thread: CPU time in units of that of normal scores with T = 1 and k = n/4, in one interleaved run; "
-        f"{environment()['cpu']}.\n"
+        f"{environment()['cpu']}; {common.vectors()}.\n"
     )
 
 
@@ -128,11 +128,11 @@ def report(rows: list[Row], n: int) -> str:
         mine = sorted((row for row in rows if row[0] == name), key=lambda row: row[3])
         _, temperature, k, worst = mine[-1]
         lines.append([name, f"{mine[len(mine) // 2][3]:.2f}", f"{worst:.1f}", f"T = {temperature:g}, k = {k:g}"])
-    about = environment()
     return (
         "<!-- Written by benchmarks/worst.py; do not edit. -->\n\n"
         + markdown_table(["scores", "median case", "worst case", "which"], lines)
-        + f"\n\nn = {n}, forward, one thread, CPU time in units of `torch.sigmoid`'s; {about['cpu']}.\n"
+        + f"\n\nn = {n}, forward, one thread, CPU time in units of `torch.sigmoid`'s; {environment()['cpu']}; "
+        + f"{common.vectors()}.\n"
     )
 
 

@@ -51,39 +51,55 @@ def test_nobody_imports_another_rooms_private_file():
 
 AREAS = {
     "sparse coding": (
-        1_735,
-        {"coding", "sindy.py", "best_subset.py", "pursuit.py", "_ksvd.py", "_regressor.py", "_sparse.py"},
+        1_733,
+        {"coding", "sindy.py", "_math/best_subset.py", "_math/pursuit.py", "_sparse.py"}
+        | {"sklearn/_ksvd.py", "sklearn/_regressor.py"},
     ),
-    "neighbours": (620, {"neighbors.py", "_neighborhood.py"}),
-    "search": (925, {"search", "_beams.py"}),
-    "attention": (1_485, {"attention", "_attention.py", "tails.py", "cells.py"}),
+    "neighbours": (615, {"nn/neighbors.py", "sklearn/_neighborhood.py"}),
+    "search": (922, {"search", "hf/_beams.py"}),
+    "attention": (1_484, {"attention", "nn/_attention.py", "hf/_attention.py", "_math/tails.py", "_math/cells.py"}),
     "spark and tokens": (
-        1_335,
-        {"_spark.py", "_statistical.py", "_tokens.py", "spark.py", "statistical.py", "tokens.py"},
+        1_333,
+        {"nn/spark.py", "nn/tokens.py", "hf/_spark.py", "hf/_tokens.py"}
+        | {"relaxations/_statistical.py", "ops/_statistical.py", "_math/statistical.py"},
     ),
-    "surveys and data": (1_500, {"survey", "data", "_rows.py", "_balanced.py", "balanced.py"}),
-    "sparse networks": (3_260, {"_budgets.py", "_choice.py", "budgets.py", "sparsity"}),
-    "one row on many ranks": (1_500, {"_file.py", "_ranks.py", "across.py", "chunks.py", "distributed", "kth.py"}),
+    "surveys and data": (1_430, {"survey", "data", "designs/_rows.py", "designs/_balanced.py", "_math/balanced.py"}),
+    "sparse networks": (3_147, {"nn/sparsity", "nn/_budgets.py", "nn/_choice.py"}),
+    "one row on many ranks": (
+        1_276,
+        {"distributed", "nn/sae/_ranks.py", "_math/across.py", "_math/chunks.py"},
+    ),
     "feature selection": (
-        2_800,
-        {"_blocks.py", "_gate.py", "_knockoffs.py", "_portfolio.py", "_problem.py", "_selector.py", "select.py"}
-        | {"select_report.py", "_select.py", "_trust.py", "_wish.py"},
+        2_407,
+        {"jobs/select.py", "jobs/select_report.py", "jobs/_trust.py", "jobs/_wish.py"}
+        | {f"sklearn/{name}.py" for name in ("_blocks", "_gate", "_knockoffs", "_portfolio", "_problem", "_selector")},
     ),
-    "feature browser": (690, {"_browser.py", "_features.py", "_texts.py", "sae_names.py"}),
-    "autoencoders": (2_800, {"sae", "_sae.py", "sae_report.py"}),
-    "the rest": (13_095, set()),
+    "feature browser": (685, {"jobs/_browser.py", "jobs/sae_names.py", "sae/_features.py", "sae/_texts.py"}),
+    "autoencoders": (2_557, {"sae", "nn/sae", "jobs/sae_report.py"}),
+    "the rest": (13_847, set()),
 }
 """Ratchets of lines, with the folders and files that each counts. Lower them when code shrinks."""
+
+
+def area_of(path):
+    """The area of a file, given relative to the package: the first that names it or a folder it is in."""
+    places = {path.as_posix(), *(folder.as_posix() for folder in path.parents)}
+    return next((area for area, (_, own) in AREAS.items() if own & places), "the rest")
 
 
 def test_the_library_stays_small():
     sizes = {area: [] for area in AREAS}
     for path in FILES:
-        parts = path.relative_to(PACKAGE).parts
-        area = next((name for name, (_, own) in AREAS.items() if own.intersection(parts)), "the rest")
-        sizes[area].append(len(path.read_text().splitlines()))
-    assert len([size for size in sizes["the rest"] if size]) <= 110
+        sizes[area_of(path.relative_to(PACKAGE))].append(len(path.read_text().splitlines()))
+    assert len([size for size in sizes["the rest"] if size]) <= 94
     assert {area: sum(lines) for area, lines in sizes.items() if sum(lines) > AREAS[area][0]} == {}
+
+
+def test_an_area_is_a_place_and_not_a_file_name():
+    named = {name for _, own in AREAS.values() for name in own}
+    assert [name for name in named if not (PACKAGE / name).exists()] == []
+    core = ("_math/select.py", "_math/budgets.py", "_math/kth.py", "designs/_file.py", "cli/_select.py", "cli/_sae.py")
+    assert {area_of(Path(name)) for name in core} == {"the rest"}
 
 
 def test_test_files_stay_short():

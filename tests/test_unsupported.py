@@ -19,7 +19,7 @@ CASES = {
     "nested": (lambda x: torch.nested.nested_tensor([x[0], x[1]]), "must not be nested; pad it to one length"),
     "jagged": (
         lambda x: torch.nested.nested_tensor([x[0], x[1]], layout=torch.jagged),
-        "must be a dense tensor|must not be nested",
+        "must not be nested; pad it to one length",
     ),
     "masked": (masked, "must not be a MaskedTensor; give its data as `x` and its mask as `mask`"),
 }

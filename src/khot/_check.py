@@ -42,10 +42,10 @@ def scores(x: Any, dim: int = -1, name: str = "x") -> None:
     if x.dtype not in FLOATS:
         wrong = f"`{name}` must be float16, bfloat16, float32 or float64; got {x.dtype}."
         raise TypeError(f"{wrong} Convert it first, for example with `{name}.float()`.")
-    if x.layout is not torch.strided:
-        raise TypeError(f"`{name}` must be a dense tensor; got the layout {x.layout}. Use `{name}.to_dense()`.")
     if x.is_nested:
         raise TypeError(f"`{name}` must not be nested; pad it to one length, and give the padding as `mask`.")
+    if x.layout is not torch.strided:
+        raise TypeError(f"`{name}` must be a dense tensor; got the layout {x.layout}. Use `{name}.to_dense()`.")
     ndim = x.ndim
     if ndim == 0:
         raise ValueError(f"`{name}` must have at least one dimension; got a 0-dimensional tensor.")
@@ -269,7 +269,7 @@ def at_least(name: str, value: Any, least: int) -> None:
         raise ValueError(f"`{name}` must be ≥ {least}; got {value}.")
 
 
-def whole(name: str, value: Any, most: int, what: str) -> None:
+def integer_at_most(name: str, value: Any, most: int, what: str) -> None:
     """Raise unless `value` is an int in [0, most]."""
     integer(name, value)
     if not 0 <= value <= most:

@@ -18,7 +18,7 @@ _NORMAL |= {dtype: _NORMAL[compute] for dtype, compute in _COMPUTE.items()}
 
 
 class Rows(NamedTuple):
-    """A call in the layout that `ops` works on."""
+    """Hold a call in the layout that `ops` works on."""
 
     x: Tensor  # (…, n) scores in the compute dtype
     k: PerRow  # a number, or (…) float64

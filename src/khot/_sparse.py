@@ -8,7 +8,7 @@ from torch.nn.functional import embedding_bag
 
 
 class SparseCode(NamedTuple):
-    """The entries of a code that may differ from 0, by rising row; (entries,) each.
+    """Hold the entries of a code that may differ from 0, by rising row; (entries,) each.
 
     The one sparse result of khot: rows are tokens and columns are latents in `khot.nn.SparseAutoencoder`; rows are
     signals and columns are atoms in `khot.coding`.
@@ -33,17 +33,17 @@ class SparseCode(NamedTuple):
 
     @property
     def tokens(self) -> Tensor:
-        """`rows`, as an autoencoder calls them."""
+        """Return `rows`, as an autoencoder calls them."""
         return self.rows
 
     @property
     def latents(self) -> Tensor:
-        """`columns`, as an autoencoder calls them."""
+        """Return `columns`, as an autoencoder calls them."""
         return self.columns
 
     @property
     def height(self) -> int:
-        """The number of rows of the dense code."""
+        """Return the number of rows of the dense code."""
         return torch.Size(self.shape[:-1]).numel()
 
     def dense(self) -> Tensor:

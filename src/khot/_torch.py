@@ -96,7 +96,7 @@ def require_values(what: str, *tensors: Any) -> None:
 
 
 class _Snapshot:
-    """The values of a tensor at a moment; without values it is unequal to all others."""
+    """Keep the values of a tensor at a moment; without values it is unequal to all others."""
 
     def __init__(self, t: Tensor) -> None:
         self.values = t.detach().clone() if has_values(t) else None

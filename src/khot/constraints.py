@@ -92,7 +92,7 @@ class _ToCappedSimplex(transforms.Transform):
 
 
 class SigmoidTopKTransform(_ToCappedSimplex):
-    """A transform of scores to Δ_k by σ_k; the inverse is the logit, up to a constant that σ_k ignores."""
+    """Map scores to Δ_k by σ_k; the inverse is the logit, up to a constant that σ_k ignores."""
 
     bijective = False
 
@@ -104,7 +104,7 @@ class SigmoidTopKTransform(_ToCappedSimplex):
 
 
 class CappedSimplexTransform(_ToCappedSimplex):
-    """A bijection of n − 1 real numbers with the inside of Δ_k: `y = σ_k(x, 0)`, smooth both ways, for 0 < k < n.
+    """Map n − 1 real numbers one to one to the inside of Δ_k: `y = σ_k(x, 0)`, smooth both ways, for 0 < k < n.
 
     With v = y(1 − y), log |det ∂y/∂x| = Σ log v − log Σv, of any n − 1 entries of y.
     `torch.distributions.biject_to(capped_simplex(k))` is it, so that Hamiltonian Monte Carlo and normal guides work.

@@ -124,7 +124,7 @@ class KHotOptimizer(BaseOptimizer):
     def _most(self, rows: int, terms: int, equations: int) -> int:
         """Return the number of terms of an equation where paths end."""
         if self.max_k is not None:
-            _check.whole("max_k", self.max_k, terms, "terms of the library")
+            _check.integer_at_most("max_k", self.max_k, terms, "terms of the library")
             return self.max_k
         each = 0 if self.total is None else 2 * math.ceil(self.total / equations)
         return min(max(each, MOST), rows, terms)
@@ -145,7 +145,7 @@ def divide(loss: Tensor, total: int) -> Tensor:
     Exact, by dynamic programming over the equations.
     """
     most, equations = loss.shape[0] - 1, loss.shape[1]
-    _check.whole("total", total, most * equations, "`max_k` times the number of equations")
+    _check.integer_at_most("total", total, most * equations, "`max_k` times the number of equations")
     value = loss.clamp(min=1e-300).log().maximum(loss[0].clamp(min=1e-300).log() - 55)  # below, it is rounding
     best, choices = torch.full((total + 1,), torch.inf, dtype=torch.float64), []
     best[0] = 0.0

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from khot._math import cdfs, kth, threshold
+from khot._math import cdfs, implicit, kth, threshold
 
 FAMILY = (cdfs.SIGMOID, cdfs.LAPLACE, cdfs.NORMAL, cdfs.CAUCHY, cdfs.EUCLIDEAN, cdfs.power(4 / 3))
 
@@ -44,13 +44,13 @@ HOSTILE = ("normal", "cauchy cubed", "log-normal", "ties", "one outlier", "some 
 @pytest.fixture
 def evaluations(monkeypatch):
     """Count the evaluations of the equation."""
-    counted, evaluate = [0], threshold._evaluate
+    counted, evaluate = [0], implicit.evaluate
 
     def counting(*args):
         counted[0] += 1
         return evaluate(*args)
 
-    monkeypatch.setattr(threshold, "_evaluate", counting)
+    monkeypatch.setattr(implicit, "evaluate", counting)
     return counted
 
 

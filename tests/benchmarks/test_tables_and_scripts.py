@@ -76,7 +76,9 @@ def test_scaling():
     assert [r.settings.n for r in reports] == [10, 30]
     assert not is_interrupted
     assert set(left) >= {r.name for r in reports[0].results if r.skipped}
-    figure = scaling.plot([row for r in reports for row in scaling.records(r)])
+    rows = [{**row, "vectors": "khot AVX9"} for r in reports for row in scaling.records(r)]
+    figure = scaling.plot(rows)
+    assert "float32; khot AVX9" in figure.axes[0].get_title()
     assert "khot sigmoid_topk" in common.svg(figure)
 
 

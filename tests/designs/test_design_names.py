@@ -12,11 +12,6 @@ DOCUMENTED = {
         *("KHotStraightThrough", "RelaxedKHot", "SampledRows", "Budgeted", "Cube", "LocalPivotal", "spatial_order"),
         *("sample_file", "sample_parts"),
     },
-    "estimators": {
-        *("straight_through_sample", "simple", "relaxed", "xie_ermon", "stochastic_times_smooth"),
-        *("imle", "AdaptiveStep", "score_function", "rloo", "minimum_variance_baseline"),
-        *("taylor_control_variate", "reinmax", "distinct_subsets", "over_samples", "rebar", "unordered_set"),
-    },
     "constraints": {"capped_simplex", "k_hot", "SigmoidTopKTransform", "CappedSimplexTransform"},
     "metrics": {"chamfer_cosine"},
     "boosts": {"Boost", "double_exp", "linear"},
@@ -36,7 +31,6 @@ FRONT_DOOR = {
         *("MakesDesign", "sample_khot", "sample_relaxed_khot", "horvitz_thompson", "horvitz_thompson_variance"),
         *("inclusion_probs", "sample_rows"),
     },
-    "estimators": {"takes_objective"},
     "search": {"search"},
 }
 """What other rooms import from here; not in `__all__`, as it is documented elsewhere or private to khot."""

@@ -91,24 +91,24 @@ def vote_that_is_not_sent():
 
 def out_of_step_by_one_turn():
     """One process finds that rows are done a turn later than the others do; the vote keeps all together."""
-    from khot._math import threshold
+    from khot._math import implicit
 
-    look, turns = threshold._look, []
+    look, turns = implicit.look, []
 
     def late(*arguments):
         state, done = look(*arguments)
         turns.append(1)
         return state, done & (len(turns) > 3) if is_victim() else done
 
-    threshold._look = late
+    implicit.look = late
     try:
         x = torch.randn(2, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         own = slice(20 * dist.get_rank(), 20 * dist.get_rank() + 20)
         got = khot.sigmoid_topk(x[:, own], 3, group=dist.group.WORLD)
-        threshold._look = look
+        implicit.look = look
         torch.testing.assert_close(got, khot.sigmoid_topk(x, 3)[:, own], rtol=0, atol=1e-12)
     finally:
-        threshold._look = look
+        implicit.look = look
     flag = torch.ones(1)
     dist.all_reduce(flag)  # a message that meets another one is an error
     assert flag.item() == dist.get_world_size()

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import _torch
-from . import cdfs, kth, subsets, threshold
+from . import cdfs, implicit, kth, subsets, threshold
 from .cdfs import Cdf, row_sum
-from .threshold import Point, Rows, Survey
+from .implicit import Point, Rows, Survey
 
 MOST_STEPS = 200  # evaluations of one call; rows near the k-th score need about 10
 WIDE = 100.0  # as `threshold.WIDE`, but less, because a round is dear: so σ_k takes at most 16
@@ -54,7 +54,7 @@ def messages() -> Iterator[list[Message]]:
 
 
 class Passes(NamedTuple):
-    """What goes over a whole part of each row, and may have a kernel."""
+    """Hold what goes over a whole part of each row, and may have a kernel."""
 
     sums_at: Callable[[Cdf, Rows, Point], Tensor] = threshold.sums_at
     value_at: Callable[[Cdf, Rows, Point, Tensor], Tensor] = threshold.value_at
@@ -64,7 +64,7 @@ EAGER = Passes()
 
 
 class Over:
-    """The processes that hold the parts of a row, as one or more process groups; the last one varies fastest."""
+    """Connect the processes that hold the parts of a row: process groups, of which the last varies fastest."""
 
     def __init__(self, names: Sequence[str], passes: Passes = EAGER) -> None:
         self.passes = passes
@@ -75,7 +75,7 @@ class Over:
 
     @property
     def rank(self) -> int:
-        """The place of this process's part in the row."""
+        """Return the place of this process's part in the row."""
         rank = 0
         for group in self.groups:
             rank = rank * dist.get_world_size(group) + dist.get_rank(group)
@@ -83,7 +83,7 @@ class Over:
 
     @property
     def size(self) -> int:
-        """How many parts a row has."""
+        """Return how many parts a row has."""
         return math.prod(dist.get_world_size(group) for group in self.groups)
 
     def reduce(self, *asked: tuple[Tensor, Any]) -> list[Tensor]:
@@ -118,7 +118,7 @@ class Over:
             gathered = torch.cat(parts)
         return gathered
 
-    # ── what the solver asks (`threshold.Across`) ──────────────────────────────────────────────────────────────────
+    # ── what the solver asks (`implicit.Across`) ──────────────────────────────────────────────────────────────────
     def sums_at(self, cdf: Cdf, rows: Rows, point: Point) -> tuple[Tensor, ...]:
         """Return what `cdfs.tail_sums` does for whole rows at a point, and send the vote along."""
         is_open = torch.ones_like(rows.k) if self.vote is None else (~self.vote).to(rows.k.dtype)
@@ -134,7 +134,7 @@ class Over:
 
 
 class Joined(subsets.Whole):
-    """What joins the results of parts on several processes."""
+    """Join the results of parts on several processes."""
 
     def __init__(self, over: Over) -> None:
         self.over = over
@@ -198,10 +198,10 @@ def _solve(
     is_wide = regular & (survey.high - survey.low > WIDE * rows.temperature)
     which = is_wide.squeeze(-1).nonzero().squeeze(-1)
     if len(which):
-        some, few, size, free = threshold._take((rows, survey, rest, survey.free), which)
+        some, few, size, free = implicit.take((rows, survey, rest, survey.free), which)
         edges = radix_edges(some.x, some.costs, size, few, over)
-        near = threshold._near_kth(cdf, some, size, free, edges)
-        start, bracket = threshold._put((start, bracket), which, near)
+        near = threshold.near_kth(cdf, some, size, free, edges)
+        start, bracket = implicit.put((start, bracket), which, near)
     point, is_solved = _search(cdf, rows, survey, start, bracket, regular, over)
     return rows.x, threshold.concluded(rows, survey, point, regular & is_solved), rows
 
@@ -213,7 +213,7 @@ def _survey(rows: Rows, over: Over) -> tuple[Rows, Survey, Tensor, Tensor]:
     """
     x, k, costs = rows.x, rows.k, rows.costs
     size, heat = k.nan_to_num(-1.0), rows.temperature.nan_to_num(-1.0)
-    weigh = threshold._weigh
+    weigh = threshold.weigh
     low, high = x.amin(-1, keepdim=True).to(k.dtype), x.amax(-1, keepdim=True).to(k.dtype)
     if costs is None and bool((low.isfinite() & high.isfinite()).all()):
         none, each = torch.zeros_like(k), torch.full_like(k, x.shape[-1])
@@ -246,25 +246,25 @@ def _survey(rows: Rows, over: Over) -> tuple[Rows, Survey, Tensor, Tensor]:
 
 
 def _search(
-    cdf: Cdf, rows: Rows, survey: Survey, start: Point, bracket: threshold.Bracket, live: Tensor, over: Over
+    cdf: Cdf, rows: Rows, survey: Survey, start: Point, bracket: implicit.Bracket, live: Tensor, over: Over
 ) -> tuple[Point, Tensor]:
-    """Search as `threshold._search` does; a row rests when all processes have voted that it is done."""
-    eps, tolerance = torch.finfo(rows.x.dtype).eps, threshold._tolerance(cdf, rows.x.dtype)
+    """Search as `implicit.search` does; a row rests when all processes have voted that it is done."""
+    eps, tolerance = torch.finfo(rows.x.dtype).eps, implicit.tolerance_of(cdf, rows.x.dtype)
     finest = 1.0 if cdf.smooth else torch.finfo(rows.x.dtype).tiny
     buffer = torch.empty_like(rows.x)
-    point = threshold._inside(start, bracket, rows, survey)
+    point = implicit.inside(start, bracket, rows, survey)
     over.vote = None
-    state = threshold._begun(point, threshold._evaluate(cdf, rows, point, buffer, True, over), bracket)
+    state = implicit.begun(point, implicit.evaluate(cdf, rows, point, buffer, True, over), bracket)
     rests, is_solved = torch.zeros_like(live), torch.zeros_like(live)
     for _ in range(MOST_STEPS):
-        state, done = threshold._look(state, rows, eps, tolerance, finest)
+        state, done = implicit.look(state, rows, eps, tolerance, finest)
         done = done | ~live
-        last, solves = threshold._last(state)
+        last, solves = implicit.last(state)
         is_solved = torch.where(done & ~rests, solves, is_solved)
-        moved = threshold._step(state, rows, survey, rests, eps)
-        point = threshold._where(rests, state.point, threshold._where(done & live, last, moved.point))
+        moved = implicit.step(state, rows, survey, rests, eps)
+        point = implicit.where(rests, state.point, implicit.where(done & live, last, moved.point))
         over.vote = done | rests
-        state = moved._replace(point=point, residual=threshold._evaluate(cdf, rows, point, buffer, True, over))
+        state = moved._replace(point=point, residual=implicit.evaluate(cdf, rows, point, buffer, True, over))
         assert over.votes is not None
         rests = over.votes
         if bool(rests.all()):  # a sum of votes, so the same on all processes
@@ -289,7 +289,7 @@ def _scores(keys: Tensor, bits: int) -> Tensor:
 
 
 class Found(NamedTuple):
-    """Where the k-th largest key is; tensors are (rows, 1), and (rows, 256) for each round."""
+    """Hold where the k-th largest key is; tensors are (rows, 1), and (rows, 256) for each round."""
 
     key: Tensor  # the least key of its bucket
     above: Tensor  # the weight of all keys above the bucket
@@ -359,7 +359,7 @@ def k_hot(x: Tensor, k: Tensor, mask: Tensor | None, over: Over) -> Tensor:
         return torch.empty_like(x)
     size, width = k.nan_to_num(-1.0), torch.full_like(k, scores.shape[-1])
     sums, ends = over.reduce(
-        (torch.cat((threshold._weigh(allowed, None), threshold._weigh(lost, None)), -1), dist.ReduceOp.SUM),
+        (torch.cat((threshold.weigh(allowed, None), threshold.weigh(lost, None)), -1), dist.ReduceOp.SUM),
         (torch.cat((size, -size, width), -1), dist.ReduceOp.MAX),
     )
     agrees = ends[:, :1] == -ends[:, 1:2]
@@ -371,7 +371,7 @@ def k_hot(x: Tensor, k: Tensor, mask: Tensor | None, over: Over) -> Tensor:
     else:
         kth_key, above, *_ = radix(keys, bits, (allowed & ~lost).to(k.dtype), size.clamp(min=1), bits // DIGIT, over)
         ties = (keys == kth_key) & allowed
-        before = over.gather(threshold._weigh(ties, None))[: over.rank].sum(0)  # of (parts, rows, 1)
+        before = over.gather(threshold.weigh(ties, None))[: over.rank].sum(0)  # of (parts, rows, 1)
     take = (size - above - before).clamp(min=0)
     chosen = (keys > kth_key) & allowed | (ties & (ties.cumsum(-1) <= take))
     chosen = chosen & (size > 0)

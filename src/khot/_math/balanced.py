@@ -63,7 +63,7 @@ def _flight(p: Tensor, variables: Tensor, keys: Tensor) -> Tensor:
 
 
 def _root(phi: Tensor, p: Tensor, variables: Tensor, keys: Tensor, stream: int) -> Tensor:
-    """Go on with fewer variables, of which there are few more than open entries."""
+    """Go on moving the few entries that are still open, balanced on the given variables alone."""
     n, width = phi.shape[-1], variables.shape[1] + 2
     where = _open_first(phi, torch.arange(n, device=phi.device).expand(phi.shape), min(width, n))
     uniforms = noise.unit(noise.bits(noise.stream_key(keys, stream), width))

@@ -22,7 +22,7 @@ BLOCK = 4096  # supports that are enumerated at a time
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem with one target."""
+    """Hold a problem with one target."""
 
     a: Tensor  # (r, p), columns of norm 1 or 0
     b: Tensor  # (r,)
@@ -43,7 +43,7 @@ class Fit(NamedTuple):
 
 
 class _State(NamedTuple):
-    """What exchanges of a support are computed from."""
+    """Hold what exchanges of a support are computed from."""
 
     fit: Fit
     inverse: Tensor  # K, (s, s)

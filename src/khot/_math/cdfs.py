@@ -30,7 +30,7 @@ class Tails(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Cdf:
-    """A distribution function F."""
+    """Describe a distribution function F."""
 
     name: str  # what ops and saved programs call it
     cdf: Elementwise  # F(z), to all digits however small

@@ -241,7 +241,7 @@ def _one_by_one(z: Tensor, k: Tensor, most: int, seed: Tensor, draws: int, unifo
 
 
 class Node(NamedTuple):
-    """The nodes of one level of the tree of counts; each has the distribution of its number of ones."""
+    """Hold the nodes of one level of the tree of counts; each has the distribution of its number of ones."""
 
     mass: Tensor  # (…, nodes, size + 1) P(number of ones), within [least, most]
     least: Tensor  # (…, nodes) how many are certainly ones

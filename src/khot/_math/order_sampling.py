@@ -42,7 +42,7 @@ LOG_2 = math.log(2.0)
 
 
 class Noise(NamedTuple):
-    """A law of noise; its functions take float64, elementwise, accurate in both tails, with finite derivatives."""
+    """Describe a law of noise by functions of float64, elementwise, accurate in both tails, with finite derivatives."""
 
     log_cdf: Callable[[Tensor], Tensor]
     log_sf: Callable[[Tensor], Tensor]  # log(1 − F)

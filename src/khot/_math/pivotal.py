@@ -18,7 +18,7 @@ from .subsets import safe_log
 
 
 class Level(NamedTuple):
-    """The duels between the nodes of one level of the tree."""
+    """Hold the duels between the nodes of one level of the tree."""
 
     left: Tensor  # (…, m) residual of the left child
     right: Tensor  # (…, m) of the right; 0 where there is none
@@ -56,7 +56,7 @@ def settle(value: Tensor, coins: Tensor, odds: Tensor, total: Tensor, is_won: Te
 
 
 class Strata(NamedTuple):
-    """A tree in which each stratum is a subtree: of 2^m leaves, the largest first, so that none is cut in two."""
+    """Hold a tree in which each stratum is a subtree: of 2^m leaves, the largest first, so that none is cut in two."""
 
     rank: Tensor  # (n) place of the stratum of each item
     slots: Tensor  # (n) leaves of the items, stratum after stratum

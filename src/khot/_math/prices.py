@@ -16,7 +16,7 @@ COOLING = 4.0  # the factor between temperatures on the way to the one asked for
 
 
 class Total(Protocol):
-    """How numbers of all processes come together, if each has some of the rows."""
+    """Bring the numbers of all processes together, if each has some of the rows."""
 
     def sum(self, t: Tensor) -> Tensor:
         """Return Σ over the processes."""

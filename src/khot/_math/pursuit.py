@@ -16,7 +16,7 @@ SWAPS = 3  # a non-negative pursuit may add this many times k atoms, since some 
 
 
 class Support(NamedTuple):
-    """The atoms of each signal and their coefficients, (m, k) each."""
+    """Hold the atoms of each signal and their coefficients, (m, k) each."""
 
     atoms: Tensor
     coefs: Tensor  # 0 where unused
@@ -46,7 +46,7 @@ def least_squares(x: Tensor, chosen: Tensor, used: Tensor) -> Tensor:
 
 
 def orthogonal(x: Tensor, atoms: Tensor, gram: Tensor, counts: Tensor, k: int, tolerance: Tensor | None) -> Support:
-    """Orthogonal matching pursuit: add the atom with the largest correlation, solve, repeat.
+    """Run orthogonal matching pursuit: add the atom with the largest correlation, solve, repeat.
 
     The inverse Cholesky factor M of the support's Gram matrix grows by a row a step. With it, the coefficients and the
     correlations of all atoms with the residual are updates, not solutions: c += z·M_t, α −= z·M_t·G_S, z = α_s·M_tt.
@@ -120,7 +120,7 @@ def finish(x: Tensor, atoms: Tensor, found: Support, is_close: Tensor) -> Suppor
 
 
 def non_negative(x: Tensor, atoms: Tensor, gram: Tensor, counts: Tensor, k: int, tolerance: Tensor | None) -> Support:
-    """Orthogonal matching pursuit with coefficients ≥ 0; arguments as for `orthogonal`.
+    """Run orthogonal matching pursuit with coefficients ≥ 0; arguments as for `orthogonal`.
 
     The active-set method of Lawson and Hanson, stopped at k atoms: add the atom with the largest correlation, solve,
     and while a coefficient would be negative, go as far towards the solution as all stay ≥ 0 and drop what became 0.
@@ -155,7 +155,7 @@ def non_negative(x: Tensor, atoms: Tensor, gram: Tensor, counts: Tensor, k: int,
 
 
 def hard_thresholding(x: Tensor, atoms: Tensor, counts: Tensor, k: int, steps: int) -> Support:
-    """Hard thresholding pursuit: take the k largest of |c + μ·atoms·residual|, solve on them, repeat.
+    """Run hard thresholding pursuit: take the k largest of |c + μ·atoms·residual|, solve on them, repeat.
 
     The loss of a row never rises: where it would, its step μ is halved instead. Needs no Gram matrix of all atoms.
 

@@ -20,7 +20,7 @@ MOST_PAIRS = 1 << 22  # at a time
 
 
 class Counts(NamedTuple):
-    """The characteristic function of S at the points that matter."""
+    """Hold the characteristic function of S at the points that matter."""
 
     p: Tensor  # (…, n)
     step: Tensor  # (…, T) e^{iω} − 1
@@ -28,7 +28,7 @@ class Counts(NamedTuple):
 
 
 class Whole:
-    """What joins the results of the parts of a row: nothing, if a row is in one part."""
+    """Join the results of the parts of a row: nothing is to do if a row is in one part."""
 
     def add(self, t: Tensor) -> Tensor:
         """Return the sum over all parts, real or complex."""

@@ -128,7 +128,7 @@ def mode(p: Tensor, k: Tensor) -> Tensor:
 
 
 class Intervals(NamedTuple):
-    """The intervals of u that have one sample each: it changes where c_i + u is an integer."""
+    """Hold the intervals of u that have one sample each: it changes where c_i + u is an integer."""
 
     c: Tensor  # (…, n) int64, running sums of π in units of 1/F
     starts: Tensor  # (…, n + 1) int64, rising from 0

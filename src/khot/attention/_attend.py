@@ -20,7 +20,7 @@ Rule = Callable[..., Tensor]
 
 
 class Certificate(NamedTuple):
-    """What is known of each query's attention; all (…, queries)."""
+    """Hold what is known of each query's attention; all (…, queries)."""
 
     k: Tensor
     """int64: how many keys the output uses."""
@@ -149,7 +149,7 @@ def block_mask(head: Tensor, *, block_size: int = 128) -> Any:
 
 
 class _Call(NamedTuple):
-    """Queries as rows of the heads of the keys: (B, R, d) with B = batch · heads of keys, R = group · queries."""
+    """Hold queries as rows of the heads of the keys: (B, R, d) with B = batch · heads of keys, R = group · queries."""
 
     q: Tensor  # (B, R, d), scaled
     keys: Tensor  # (B, n, d); the means of the cells if there are cells

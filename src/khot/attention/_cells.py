@@ -27,7 +27,7 @@ class CellBound(Protocol):
 
 
 class Ball(NamedTuple):
-    """A cell as a ball: all keys are within a radius of the mean, and their variance in any direction is bounded.
+    """Bound a cell by a ball: all keys are within a radius of the mean, and their variance in any direction is bounded.
 
     `x = q·(key − mean)` has mean 0, |x| ≤ b = ‖q‖ r and a variance of at most ρ b². Of all such x the mean of e^x is
     largest for one with two values (Bennett 1962): `(e^{−ρb} + ρ e^b)/(1 + ρ)`.
@@ -59,7 +59,7 @@ class Ball(NamedTuple):
 
 
 class Box(NamedTuple):
-    """A cell as a box: the least and the largest of each coordinate; `x ≤ Σ_d max(q_d lo_d, q_d hi_d) − q·mean`."""
+    """Bound a cell by a box, the range of each coordinate: `x ≤ Σ_d max(q_d lo_d, q_d hi_d) − q·mean`."""
 
     lowest: Tensor
     """(…, cells, d)."""
@@ -83,7 +83,7 @@ class Box(NamedTuple):
 
 
 class Group(NamedTuple):
-    """The rows of a search that are certified."""
+    """Hold the rows of a search that are certified."""
 
     rows: Tensor
     """(a): which rows, as numbers b · queries + row."""
@@ -96,7 +96,7 @@ class Group(NamedTuple):
 
 
 class KeyCells:
-    """The keys of a cache in cells of near ones, for `certified_attention`; it grows with the cache.
+    """Keep the keys of a cache in cells of near ones, for `certified_attention`; it grows with the cache.
 
     Keys that are near each other share a cell: they are halved again and again, and then clustered by k-means. Keys
     that are appended go to new cells in the order in which they come; make a new object from time to time if they are
@@ -310,7 +310,7 @@ class KeyCells:
 
 
 class _Plan(NamedTuple):
-    """The cells of each row by falling bound on their mass; masses are divided by e^shift."""
+    """Hold the cells of each row by falling bound on their mass; masses are divided by e^shift."""
 
     order: Tensor  # (B, R, m)
     rest: Tensor  # (B, R, m + 1): a bound on the mass of all cells after the first 0, …, m

@@ -19,7 +19,7 @@ Quantity = Literal["n", "rows·n", "rows·n·k"]
 
 
 class Limit(NamedTuple):
-    """A size beyond which a contender is skipped, and the reason."""
+    """Hold a size beyond which a contender is skipped, and the reason."""
 
     of: Quantity
     most: float
@@ -28,7 +28,7 @@ class Limit(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """A function to measure, and what it promises.
+    """Hold a function to measure, and what it promises.
 
     Args:
         fn: (x (…, n), k) → a tensor, along the last dim; `None` if its package is not installed.

@@ -44,7 +44,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What to measure, and how; the scores are standard normal."""
+    """Hold what to measure, and how; the scores are standard normal."""
 
     shape: tuple[int, ...]
     k: float
@@ -59,17 +59,17 @@ class Settings:
 
     @property
     def n(self) -> int:
-        """The length of a row."""
+        """Return the length of a row."""
         return self.shape[-1]
 
     @property
     def rows(self) -> int:
-        """The number of rows."""
+        """Return the number of rows."""
         return math.prod(self.shape[:-1])
 
     @property
     def clock(self) -> str:
-        """Which clock is used."""
+        """Return which clock is used."""
         return "process CPU time" if self.threads == 1 and self.device == "cpu" else "wall time"
 
 
@@ -104,7 +104,7 @@ class Timing(NamedTuple):
 
 @dataclass(kw_only=True)
 class Result:
-    """The figures of one contender; `None` where there is none."""
+    """Hold the figures of one contender; `None` where there is none."""
 
     name: str
     contender: Contender
@@ -122,7 +122,7 @@ class Result:
 
 @dataclass(kw_only=True)
 class Report:
-    """The figures of all contenders at one shape."""
+    """Hold the figures of all contenders at one shape."""
 
     settings: Settings
     results: list[Result]

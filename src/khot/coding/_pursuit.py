@@ -25,7 +25,7 @@ HOT = 0.1  # temperature of the first step of `soft_pursuit`
 
 
 class SoftCode(NamedTuple):
-    """The result of `soft_pursuit`, (…, n) each."""
+    """Hold the result of `soft_pursuit`, (…, n) each."""
 
     values: Tensor
     """The coefficients of all atoms; nearly 0 where the weight is."""
@@ -205,7 +205,7 @@ class _Problem:
                     f"`k` must satisfy 0 ≤ k ≤ {n} (atoms); got values from {int(k.min())} to {int(k.max())}."
                 )
         else:
-            _check.whole("k", k, n, "atoms")
+            _check.integer_at_most("k", k, n, "atoms")
         dtype = _shape.compute_dtype(signals.dtype)
         self.dtype, self.shape = signals.dtype, (*batch, n)
         self.x, self.atoms = signals.reshape(-1, signals.shape[-1]).to(dtype), dictionary.to(dtype)

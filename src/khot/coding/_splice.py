@@ -36,7 +36,7 @@ class Splice(NamedTuple):
 
 
 class SplicePath(NamedTuple):
-    """The best subsets of 0, 1, …, K columns; the first dim counts the columns."""
+    """Hold the best subsets of 0, 1, …, K columns; the first dim counts the columns."""
 
     coef: Tensor
     """(K + 1, p) or (K + 1, p, targets)."""
@@ -189,7 +189,7 @@ def splice_path(
     """
     _check.at_least("exchange", exchange, 0)
     reduced = _Reduced(a, b, None, ridge, weights)
-    _check.whole("k", k, a.shape[1], "columns of `a`")
+    _check.integer_at_most("k", k, a.shape[1], "columns of `a`")
     paths = [_path(partial(reduced.problem, t), k, exchange) for t in range(reduced.b.shape[1])]
     found = [reduced.restore([fits[size] for fits in paths]) for size in range(k + 1)]
     coef, support, loss = (torch.stack(values) for values in zip(*found, strict=True))
@@ -305,7 +305,7 @@ class _Reduced:
             raise ValueError(f"`k` must be one number, or {targets}, one for each target; got {len(each)}.")
         for value in each:
             if self.is_count:
-                _check.whole("k", value, self.p, "columns of `a`")
+                _check.integer_at_most("k", value, self.p, "columns of `a`")
             else:
                 _check.not_negative("k", value)
         return [float(value) for value in each]

@@ -87,17 +87,17 @@ class Reservoir:
 
     @property
     def probs(self) -> Tensor:
-        """The inclusion probabilities of the items in the reservoir, min(1, size/τ), (≤ k)."""
+        """Return the inclusion probabilities of the items in the reservoir, min(1, size/τ), (≤ k)."""
         return self._sizes / self._sizes.clamp(min=self.threshold)
 
     @property
     def weights(self) -> Tensor:
-        """The weights 1/π of the items in the reservoir, (≤ k)."""
+        """Return the weights 1/π of the items in the reservoir, (≤ k)."""
         return 1 / self.probs
 
     @property
     def indices(self) -> Tensor:
-        """The places of the items in the stream, counted from 0, (≤ k)."""
+        """Return the places of the items in the stream, counted from 0, (≤ k)."""
         return self._places.clone()
 
     def __len__(self) -> int:

@@ -16,7 +16,7 @@ from ._reservoir import numbers
 
 
 class _Draws:
-    """What both samplers share: probabilities, replicas, and a number of draws that can be resumed."""
+    """Hold what both samplers share: probabilities, replicas, and a number of draws that can be resumed."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class _Draws:
         if size.ndim != 1 or not len(size):
             raise ValueError(f"`sizes` must have the shape (n), n ≥ 1; got {tuple(size.shape)}.")
         _check.sizes("sizes", size)
-        _check.whole("k", k, len(size), "number of items")
+        _check.integer_at_most("k", k, len(size), "number of items")
         _check.integer("seed", seed)
         is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         self.num_replicas: int = (
@@ -41,7 +41,7 @@ class _Draws:
         )
         self.rank: int = (torch.distributed.get_rank() if is_distributed else 0) if rank is None else rank
         _check.at_least("num_replicas", self.num_replicas, 1)
-        _check.whole("rank", self.rank, self.num_replicas - 1, "`num_replicas` − 1")
+        _check.integer_at_most("rank", self.rank, self.num_replicas - 1, "`num_replicas` − 1")
         if k % self.num_replicas:
             fix = "so that every replica has as many items, and none is left out or repeated"
             raise ValueError(f"`k` must be a multiple of `num_replicas` = {self.num_replicas}, {fix}; got {k}.")
@@ -54,7 +54,7 @@ class _Draws:
 
     @property
     def weights(self) -> Tensor:
-        """The weight 1/π of each item, (n); inf for an item that is never drawn."""
+        """Return the weight 1/π of each item, (n); inf for an item that is never drawn."""
         return 1 / self.probs
 
     def set_epoch(self, epoch: int) -> None:
@@ -100,7 +100,7 @@ class _Draws:
         if state["of"] != self._of_epoch():
             raise ValueError(f"The state must be of epochs of {self._of_epoch()}; got epochs of {state['of']}.")
         _check.at_least("epoch", state["epoch"], 0)
-        _check.whole("handed", state["handed"], self._of_epoch(), "what an epoch hands out")
+        _check.integer_at_most("handed", state["handed"], self._of_epoch(), "what an epoch hands out")
         self.seed, self.epoch, self._handed = state["seed"], state["epoch"], state["handed"]
         self._resumed, self._has_begun = self._handed, False
 

@@ -64,13 +64,13 @@ class Design(Parameters):
 
     @property
     def _pi(self) -> Tensor:
-        """`_asked`, balanced to sum to k by a constant shift; (*batch, n) float64, differentiable in the parameter."""
+        """Return `_asked`, shifted by a constant to sum to k; (*batch, n) float64, differentiable in the parameter."""
         asked = self._asked
         return asked + self._once("shift", lambda: sigmoid_topk(torch.logit(asked), self._sizes) - asked)
 
     @property
     def _drawn(self) -> Tensor:
-        """The probabilities for a sampler that corrects rounding, but not a wrong size; (*batch, n), no gradient."""
+        """Return probabilities for a sampler that corrects rounding, but not a wrong size; (*batch, n), no gradient."""
         if not self._is_probs:
             return self._asked.detach()
         given = self.parameter.detach().to(_shape.compute_dtype(self.parameter.dtype))
@@ -81,18 +81,18 @@ class Design(Parameters):
 
     @property
     def mean(self) -> Tensor:
-        """The inclusion probabilities, (*batch, n)."""
+        """Return the inclusion probabilities, (*batch, n)."""
         return self.probs
 
     @property
     def variance(self) -> Tensor:
-        """π(1 − π), (*batch, n)."""
+        """Return π(1 − π), (*batch, n)."""
         mean = self.mean
         return mean * (1 - mean)
 
     @property
     def support(self) -> k_hot:
-        """The k-hot vectors, as a constraint."""
+        """Return the k-hot vectors, as a constraint."""
         return k_hot(self.k)
 
     def sample(
@@ -146,7 +146,7 @@ class Design(Parameters):
 
     @property
     def covariance_matrix(self) -> Tensor:
-        """Cov(x), (*batch, n, n); its rows sum to 0 where the size is an integer."""
+        """Return Cov(x), (*batch, n, n); its rows sum to 0 where the size is an integer."""
         joint = self.joint_probs()
         return joint - outer(joint.diagonal(dim1=-2, dim2=-1))  # what has a gradient has it in both
 
@@ -158,7 +158,7 @@ class Design(Parameters):
 
     @property
     def mode(self) -> Tensor:
-        """The likeliest subset."""
+        """Return the likeliest subset."""
         name = type(self).__name__
         raise NotImplementedError(f"The mode of `{name}` is not tractable; that of `ConditionalPoisson` is.")
 

@@ -140,7 +140,7 @@ class ConditionalPoisson(Design):
 
     @property
     def logits(self) -> Tensor:
-        """θ, (*batch, n); solved for with Σσ(θ) = k if `probs` were given, as θ counts up to a constant."""
+        """Return θ, (*batch, n); solved for with Σσ(θ) = k if `probs` were given, as θ counts up to a constant."""
         if not self._is_probs:
             return self.parameter
         theta = self._theta
@@ -153,7 +153,7 @@ class ConditionalPoisson(Design):
 
     @property
     def _theta(self) -> Tensor:
-        """θ in float64, differentiable in the parameter; solved for once if that is `probs`."""
+        """Return θ in float64, differentiable in the parameter; solved for once if that is `probs`."""
         if not self._is_probs:
             return self.parameter.to(torch.float64)
         pi, k = self._pi, self._sizes
@@ -181,7 +181,7 @@ class ConditionalPoisson(Design):
 
     @property
     def mode(self) -> Tensor:
-        """The likeliest subset, the k largest θ; (*batch, n), ties by lowest index."""
+        """Return the likeliest subset, the k largest θ; (*batch, n), ties by lowest index."""
         return hard_topk(self._theta.detach(), self._sizes).to(self.parameter.dtype)
 
     def entropy(self) -> Tensor:
@@ -318,7 +318,7 @@ class Pareto(WeightedProduct):
 
     @property
     def mean(self) -> Tensor:
-        """The inclusion probabilities of this law, which are not `probs`; (*batch, n)."""
+        """Return the inclusion probabilities of this law, which are not `probs`; (*batch, n)."""
         p, theta, c, is_certain = self._solved()
         counts = subsets.counts(theta, self._sizes)
         mean = subsets.marginals(counts) + subsets.covariance_product(counts, c)

@@ -42,19 +42,19 @@ class PlackettLuce(Design):
 
     @property
     def probs(self) -> Tensor:
-        """The weights, scaled to sum to k; (*batch, n)."""
+        """Return the weights, scaled to sum to k; (*batch, n)."""
         if self._is_probs:
             return self.parameter
         return (self._sizes[..., None] * self._theta.softmax(-1)).to(self.parameter.dtype)
 
     @property
     def logits(self) -> Tensor:
-        """θ, (*batch, n)."""
+        """Return θ, (*batch, n)."""
         return self.parameter.log() if self._is_probs else self.parameter
 
     @property
     def mean(self) -> Tensor:
-        """The inclusion probabilities of this law, which are not `probs`; (*batch, n)."""
+        """Return the inclusion probabilities of this law, which are not `probs`; (*batch, n)."""
         theta, k = self._theta, self._sizes
         require_values("The mean of `PlackettLuce`", theta)
         rare = counts.RARE if self.parameter.dtype == torch.float64 else order_sampling.RARE_SINGLE
@@ -65,12 +65,12 @@ class PlackettLuce(Design):
 
     @property
     def mode(self) -> Tensor:
-        """The likeliest subset, the k largest θ; (*batch, n), ties by lowest index."""
+        """Return the likeliest subset, the k largest θ; (*batch, n), ties by lowest index."""
         return hard_topk(self._theta.detach(), self._sizes).to(self.parameter.dtype)
 
     @property
     def _theta(self) -> Tensor:
-        """θ in float64; −inf, without a gradient, for weights of 0."""
+        """Return θ in float64; −inf, without a gradient, for weights of 0."""
         given = self.parameter.to(torch.float64)
         return subsets.safe_log(given) if self._is_probs else given
 
@@ -130,7 +130,7 @@ class PlackettLuce(Design):
 
     @property
     def _open_theta(self) -> Tensor:
-        """θ with +inf replaced by a number that no other can reach."""
+        """Return θ with +inf replaced by a number that no other can reach."""
         theta = self._theta
         top = torch.where(theta.isfinite(), theta, 0.0).detach().amax(-1, keepdim=True) + OUT_OF_REACH
         return torch.where(theta == torch.inf, top, theta)

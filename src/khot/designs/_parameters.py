@@ -16,7 +16,7 @@ PER_ROW, PER_ITEM = ("k", "temperature"), ("parameter", "_permutation")  # what 
 
 
 class Parameters(Distribution):
-    """A distribution over hard or soft k-hot vectors, made from `probs` or `logits` and a size k. Abstract."""
+    """Describe a distribution over hard or soft k-hot vectors, made from `probs` or `logits` and a size k. Abstract."""
 
     arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {
         "probs": constraints.independent(constraints.unit_interval, 1),
@@ -61,17 +61,17 @@ class Parameters(Distribution):
 
     @property
     def probs(self) -> Tensor:
-        """The inclusion probabilities asked for, (*batch, n)."""
+        """Return the inclusion probabilities asked for, (*batch, n)."""
         return self.parameter if self._is_probs else self._asked.to(self.parameter.dtype)
 
     @property
     def logits(self) -> Tensor:
-        """Scores whose `sigmoid_topk` is `probs`, (*batch, n)."""
+        """Return scores whose `sigmoid_topk` is `probs`, (*batch, n)."""
         return logit(self.parameter) if self._is_probs else self.parameter
 
     @property
     def _asked(self) -> Tensor:
-        """`probs` in float64, before they are rounded to the parameter's dtype; differentiable in the parameter."""
+        """Return `probs` in float64, not yet rounded to the parameter's dtype; differentiable in the parameter."""
         given = self.parameter.to(torch.float64)
         if self._is_probs:
             return given.clamp(0, 1)
@@ -109,7 +109,7 @@ class Parameters(Distribution):
 
     @property
     def _sizes(self) -> Tensor:
-        """The size of every row, (*batch) float64."""
+        """Return the size of every row, (*batch) float64."""
         k = torch.as_tensor(self.k, dtype=torch.float64, device=self.parameter.device)
         return k.detach().expand(self.parameter.shape[:-1])
 

@@ -76,7 +76,7 @@ class Pivotal(Design):
 
     @property
     def covariance_matrix(self) -> Tensor:
-        """Cov(x), (*batch, n, n); no two items are positively correlated. For the order "given"."""
+        """Return Cov(x), (*batch, n, n), for the order "given"; no two items are positively correlated."""
         return self._covariance().to(self.parameter.dtype)
 
     def variance_of_sum(self, weights: Tensor) -> Tensor:
@@ -204,7 +204,7 @@ class Systematic(Design):
 
     @property
     def mode(self) -> Tensor:
-        """The likeliest of the n + 1 samples; (*batch, n)."""
+        """Return the likeliest of the n + 1 samples; (*batch, n)."""
         return systematic.mode(self._asked, self._sizes).to(self.parameter.dtype)
 
     def entropy(self) -> Tensor:

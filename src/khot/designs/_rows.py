@@ -15,7 +15,7 @@ from ._sample import MakesDesign
 
 
 class SampledRows(NamedTuple):
-    """Which rows of a table were drawn, and how many rows each of them stands for."""
+    """Hold which rows of a table were drawn, and how many rows each of them stands for."""
 
     indices: Any
     """Positions of the rows, rising, (k) int64: for `array[i]`, `frame.iloc[i]` (pandas) or `frame[i]` (polars)."""
@@ -171,7 +171,7 @@ def sample_rows(
             _check.at_least("k", count, 0)
         probs, total = inclusion_probs(sizes, counts, strata=more["strata"]), sum(counts)
     else:
-        _check.whole("k", k, n, "rows")
+        _check.integer_at_most("k", k, n, "rows")
         probs, total = inclusion_probs(sizes, k), int(k)
     try:
         law = design(probs, total, validate_args=False, **more)

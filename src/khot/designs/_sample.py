@@ -22,7 +22,7 @@ from ._pivotal import Pivotal, Systematic
 
 
 class MakesDesign(Protocol):
-    """A class of designs, or a `functools.partial` of one."""
+    """Make a design: a class of designs, or a `functools.partial` of one."""
 
     def __call__(self, probs: Tensor, k: float | Tensor, /, *, validate_args: bool) -> Design: ...
 
@@ -287,7 +287,7 @@ class RelaxedKHot(Parameters):
 
     @property
     def support(self) -> capped_simplex:
-        """The points of [0, 1]ⁿ that sum to k, as a constraint."""
+        """Return the points of [0, 1]ⁿ that sum to k, as a constraint."""
         return capped_simplex(self.k)
 
     def rsample(self, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:

@@ -17,7 +17,7 @@ from ..ops import uniform
 
 
 class Layout(NamedTuple):
-    """Where the parts of a row of n items lie."""
+    """Hold where the parts of a row of n items lie."""
 
     n: int
     starts: list[int]  # of each part, and n at the end
@@ -25,7 +25,7 @@ class Layout(NamedTuple):
 
     @property
     def own(self) -> tuple[int, int]:
-        """The first item of this process's part, and the one after its last."""
+        """Return the first item of this process's part, and the one after its last."""
         return self.starts[self.rank], self.starts[self.rank + 1]
 
 

@@ -85,7 +85,7 @@ def beam_search(
 
 
 class _Decoder:
-    """A transformers model as a step of a search, with its cache and the tokens so far."""
+    """Use a transformers model as a step of a search, with its cache and the tokens so far."""
 
     def __init__(self, model: Any, ids: Tensor, processor: Any, config: Any, kwargs: dict[str, Any], k: int) -> None:
         self.model, self.processor, self.config, self.kwargs, self.k = model, processor, config, kwargs, k

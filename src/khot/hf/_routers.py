@@ -65,7 +65,7 @@ def swap_routers(model: nn.Module, route: Route = sigma_topk) -> list[str]:
 
 
 class _Padding:
-    """A hook that keeps the padding mask which the model is called with, for the routers of the model."""
+    """Keep the padding mask that the model is called with, as a hook, for the routers of the model."""
 
     def __init__(self, names: list[str]) -> None:
         self.names = names
@@ -85,7 +85,7 @@ class _Padding:
 
 
 class _Choice(NamedTuple):
-    """How a swapped router computes its scores and chooses by them."""
+    """Say how a swapped router computes its scores and chooses by them."""
 
     route: BoundRoute
     scale: float  # of the weights

@@ -83,5 +83,5 @@ def _number(name: str, value: int | float, of: int) -> int:
     if isinstance(value, float):
         _check.fraction(name, value)
         return max(1, round(value * of))
-    _check.whole(name, value, of, "of its size")
+    _check.integer_at_most(name, value, of, "of its size")
     return int(value)

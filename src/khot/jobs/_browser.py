@@ -78,7 +78,7 @@ def contents(found: Features) -> dict[str, Any]:
 
 
 class _Text:
-    """The rows around the examples, in one stream of words, so that each row stands in the page once."""
+    """Keep the rows around the examples in one stream of words, so that each row stands in the page once."""
 
     def __init__(self, found: Features, chosen: Tensor) -> None:
         self.words: list[str] = []

@@ -43,7 +43,7 @@ CHART = {
 
 
 class Html(str):
-    """Text that is HTML already; a plain `str` is escaped wherever it is inserted."""
+    """Mark text that is HTML already; a plain `str` is escaped wherever it is inserted."""
 
 
 Child = str | Html

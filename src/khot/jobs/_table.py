@@ -28,7 +28,7 @@ Image = tuple[int, int] | None  # height and width, if the columns are pixels
 
 
 class Table(NamedTuple):
-    """Features and, if there is one, the target."""
+    """Hold features and, if there is one, the target."""
 
     source: str
     names: list[str]
@@ -99,7 +99,7 @@ Columns = list[tuple[str, Any]]
 
 
 class Raw(NamedTuple):
-    """What a file holds, as it is written there."""
+    """Hold what a file holds, as it is written there."""
 
     columns: Columns
     image: Image = None

@@ -27,7 +27,7 @@ class TableError(ValueError):
 
 
 class Reading(NamedTuple):
-    """How to read a file. What is None is found out from the file."""
+    """Say how to read a file. What is None is found out from the file."""
 
     separator: str | None = None  # between values
     decimal: str | None = None  # "." or ","; the other one then separates thousands

@@ -50,7 +50,7 @@ def read_costs(path: Path) -> dict[str, float]:
 
 
 class Wish(NamedTuple):
-    """What to choose, beside the number: groups, costs, and how far to look."""
+    """Hold what to choose, beside the number: groups, costs, and how far to look."""
 
     max_k: int | None = None  # if k is "auto"
     groups: Mapping[str, list[str]] = MappingProxyType({})  # features that count as one, by the name of the group

@@ -14,7 +14,7 @@ ROWS, EXAMPLES = 2**17, 6  # largest number of rows that are read; examples of e
 
 
 class Names(NamedTuple):
-    """The texts of the rows, and what gives logits; None for what is not known."""
+    """Hold the texts of the rows, and what gives logits; None for what is not known."""
 
     tokens: Tokens | None = None
     unembedding: Tensor | None = None

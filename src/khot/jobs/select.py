@@ -54,7 +54,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class Feature(NamedTuple):
-    """A feature with its rank, of which 1 is the best."""
+    """Hold a feature with its rank, of which 1 is the best."""
 
     name: str
     rank: int
@@ -65,7 +65,7 @@ class Feature(NamedTuple):
 
 
 class Score(NamedTuple):
-    """The mean and standard deviation over folds, and each fold; the folds are the same for all methods."""
+    """Hold the mean and standard deviation over folds, and each fold; the folds are the same for all methods."""
 
     mean: float
     std: float
@@ -74,7 +74,7 @@ class Score(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a method chose where two columns matter only together."""
+    """Hold what a method chose where two columns matter only together."""
 
     columns: list[int]
     right: int  # how many of the two
@@ -83,7 +83,7 @@ class Found(NamedTuple):
 
 @dataclass
 class Selection:
-    """The result, or as much of it as there is after an interruption."""
+    """Hold the result, or as much of it as there is after an interruption."""
 
     table: Table
     task: str
@@ -102,12 +102,12 @@ class Selection:
 
     @property
     def names(self) -> list[str]:
-        """The names of the columns that were chosen from."""
+        """Return the names of the columns that were chosen from."""
         return self.table.features(self.task)
 
     @property
     def chosen(self) -> list[Feature]:
-        """The chosen ones, the best first."""
+        """Return the names of the chosen features, the best first."""
         return self.features[: self.k]
 
 

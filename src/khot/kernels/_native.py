@@ -119,9 +119,9 @@ REASON += _why
 
 
 def direct(**names: Any) -> tuple[Any, Any, Any]:
-    """Return two functions that call the library without ctypes: (x, k, T, dim, cdf, mask) → y, and (g, y, T, cdf) → dx.
+    """Return two functions that call the library without ctypes.
 
-    They return None for a call that is not simple: not an ordinary contiguous CPU tensor, say. Where the extension, or
+    They are (x, k, T, dim, cdf, mask) → y and (g, y, T, cdf) → dx. They return None for a call that is not simple: not an ordinary contiguous CPU tensor, say. Where the extension, or
     what it needs of torch, is missing, they always do. The third makes the method by which nodes of a type call the
     second, or is None. `names` are the functions of torch and khot that the extension calls.
     """

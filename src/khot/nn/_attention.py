@@ -13,7 +13,7 @@ Number = float | Tensor
 
 
 class SigmoidTopKAttention(KeepsPrecision):
-    """Multi-head attention with k-hot weights in the place of softmax: `σ_k(q·kᵀ/(√d T)) v`, divided by k or not.
+    """Attend by k-hot weights in the place of softmax, with several heads: `σ_k(q·kᵀ/(√d T)) v`, divided by k or not.
 
     Weights are in [0, 1] and sum to k: as T → 0 the k best keys have the weight 1. With `normalize` the output is a
     mean of the values, and no key has more than 1/k of it; as k → 0 that is softmax attention. A query with fewer than

@@ -57,7 +57,7 @@ class Choice(KeepsPrecision):
         self.operations = nn.ModuleList(_check.modules("operations", operations))
         n = len(self.operations)
         _check.at_least("len(operations)", n, 1)
-        _check.whole("k", k, n, "operations")
+        _check.integer_at_most("k", k, n, "operations")
         _check.at_least("k", k, 1)
         _check.positive("temperature", temperature)
         costs = [1.0] * n if costs is None else costs
@@ -135,7 +135,7 @@ class Choice(KeepsPrecision):
         """Return σ_k(θ) (n,), with an operation left out if `without` says which."""
         is_in = torch.ones_like(self.scores, dtype=torch.bool)
         if without is not None:
-            _check.whole("without", without, len(self.operations) - 1, "operations")
+            _check.integer_at_most("without", without, len(self.operations) - 1, "operations")
             is_in[without] = False
         return sigmoid_topk(self.scores, self.k, temperature=self.temperature, mask=is_in)
 

@@ -1,7 +1,6 @@
 """Layers that choose k of n: `SigmoidTopK` for any scores, `KHotGate` for features."""
 
 from collections.abc import Callable
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -111,7 +110,7 @@ class KHotGate(KeepsPrecision):
         if not isinstance(scores, nn.Module):
             _check.at_least("scores", scores, 1 if group is None else 0)
         if not isinstance(scores, nn.Module) and group is None:
-            _check.whole("k", k, scores, "features")
+            _check.integer_at_most("k", k, scores, "features")
         self.scores = scores if isinstance(scores, nn.Module) else nn.Parameter(torch.zeros(int(scores)))
         self.k, self.group = int(k), group
         self.relaxation, self.design, self.estimator = relaxation, design, estimator
@@ -127,7 +126,7 @@ class KHotGate(KeepsPrecision):
         theta: Tensor = self.scores(x)
         _check.same_shape("scores(x)", theta, x, "x")
         if self.group is None:
-            _check.whole("k", self.k, x.shape[-1], "features")
+            _check.integer_at_most("k", self.k, x.shape[-1], "features")
         return theta
 
     def probs(self, x: Tensor) -> Tensor:

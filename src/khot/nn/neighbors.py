@@ -65,7 +65,7 @@ def cosine(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 class Neighbors(NamedTuple):
-    """The result of `SoftNeighbors`. c is m, or the number of candidates."""
+    """Hold the result of `SoftNeighbors`. c is m, or the number of candidates."""
 
     weights: Tensor
     """(…, q, c), in [0, 1] with sum k; k-hot if a design draws them. If ordered: (…, q, k, c), rows sum to 1."""

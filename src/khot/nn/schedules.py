@@ -72,7 +72,7 @@ def between(shape: Shape, begin: float, end: float) -> Shape:
 
 @dataclass(frozen=True)
 class _Between:
-    """A shape on a part of the way; a class, so that it can be copied and pickled."""
+    """Follow a shape on a part of the way; a class, so that it can be copied and pickled."""
 
     shape: Shape
     begin: float
@@ -126,7 +126,7 @@ class Schedule:
 
     @property
     def value(self) -> float:
-        """The current value."""
+        """Return the current value."""
         fraction = min(1.0, self._done / self._steps) if self._steps else 1.0
         return self._end if fraction == 1 else self._shape(self._start, self._end, fraction)
 

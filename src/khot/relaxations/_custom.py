@@ -85,7 +85,7 @@ def relaxation(
 
 
 class CustomRelaxation:
-    """A relaxation made by `khot.relaxation`; call it as `khot.sigmoid_topk`."""
+    """Hold a relaxation made by `khot.relaxation`; call it as `khot.sigmoid_topk`."""
 
     def __init__(self, cdf: cdfs.Cdf, remake: "Callable[[], CustomRelaxation]") -> None:
         self._cdf, self._remake = cdf, remake

@@ -64,7 +64,7 @@ def _ladder(x: Tensor, k: int, relaxation: Callable[..., Tensor], dim: int, temp
 
 
 class SoftTopK(NamedTuple):
-    """The result of `soft_topk`."""
+    """Hold the result of `soft_topk`."""
 
     values: Tensor
     """The soft sorted values, with k in the place of n."""
@@ -110,7 +110,7 @@ def soft_topk(x: Tensor, k: int, *, dim: int = -1, temperature: PerRow = 1.0, ma
 
 
 class Selection(NamedTuple):
-    """k soft choices among n embeddings."""
+    """Hold k soft choices among n embeddings."""
 
     values: Tensor
     """(…, k, d), the chosen embeddings: weights times embeddings."""
@@ -210,4 +210,4 @@ def _check_selection(embeddings: Tensor, scores: Tensor, k: int) -> None:
         raise TypeError(f"`scores` must have the dtype of `embeddings`, {embeddings.dtype}; got {scores.dtype}.")
     _check.same_device("scores", scores, embeddings, "embeddings")
     _check.at_least("k", k, 1)
-    _check.whole("k", k, scores.shape[-1], "number of embeddings")
+    _check.integer_at_most("k", k, scores.shape[-1], "number of embeddings")

@@ -24,7 +24,7 @@ ROWS = 2**14  # number of rows read at a time in a pass over all of them
 
 @dataclass(eq=False)
 class Activations:
-    """The rows of a matrix, read only when asked for.
+    """Hold the rows of a matrix, read only when asked for.
 
     Args:
         array: (tokens, d) floats, usually a `numpy.memmap`.
@@ -38,17 +38,17 @@ class Activations:
 
     @property
     def tokens(self) -> int:
-        """The number of rows."""
+        """Return the number of rows."""
         return int(self.array.shape[0])
 
     @property
     def d(self) -> int:
-        """The length of a row."""
+        """Return the length of a row."""
         return int(self.array.shape[1])
 
     @cached_property
     def crc(self) -> int:
-        """The checksum that `check_activations` computes; assign it to save a second pass."""
+        """Return the checksum that `check_activations` computes; assign it to save a second pass."""
         return check_activations(self)
 
     def rows(self, index: np.ndarray[Any, Any] | slice, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -33,7 +33,7 @@ class Examples(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Ranked:
-    """The largest of a list for each latent, falling; equal ones by number."""
+    """Hold the largest of a list for each latent, falling; equal ones by number."""
 
     index: Tensor
     """Numbers of latents or of tokens, (latents, n)."""
@@ -43,7 +43,7 @@ class Ranked:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Features:
-    """What `features` returns: figures and examples for each latent."""
+    """Hold what `features` returns: figures and examples for each latent."""
 
     positions: int
     """How many rows were read."""
@@ -74,7 +74,7 @@ class Features:
 
     @property
     def density(self) -> Tensor:
-        """The fraction of rows at which each latent is active, (latents,)."""
+        """Return the fraction of rows at which each latent is active, (latents,)."""
         return self.count.double() / max(1, self.positions)
 
 
@@ -233,7 +233,7 @@ def _hash(latents: Array, rows: Array) -> Array:
 
 
 class _Around:
-    """The entries of a part of the rows, to be looked up around a position."""
+    """Look up entries of a part of the rows around a position."""
 
     def __init__(
         self, rows: Array, latents: Array, values: Array, n: int, span: tuple[int, int], documents: Array | None
@@ -258,7 +258,7 @@ class _Around:
 
 
 class _Best:
-    """The entries with the largest scores of each latent so far: equal ones by rising row, one of a document."""
+    """Keep the entries with the largest scores of each latent so far: equal ones by rising row, one of a document."""
 
     def __init__(self, n: int, most: int, context: int, *, by_document: bool) -> None:
         self.n, self.most, self.context, self.by_document = n, most, context, by_document

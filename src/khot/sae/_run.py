@@ -24,7 +24,7 @@ MOST = 2**17  # largest number of tokens that the metrics are measured on
 
 
 class Run(NamedTuple):
-    """The results of a run so far."""
+    """Hold the results of a run so far."""
 
     metrics: dict[str, Any]
     """The contents of metrics.json: the metrics on all tokens, on those held out, and what the run depends on."""

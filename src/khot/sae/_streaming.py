@@ -18,7 +18,7 @@ Rows = np.ndarray[Any, Any]
 
 
 class Source(Protocol):
-    """What a `Trainer` asks of its data; `Activations`, `Pairs` and `ModelActivations` have it.
+    """Say what a `Trainer` asks of its data; `Activations`, `Pairs` and `ModelActivations` have it.
 
     `tokens` is the number of rows, `d` their length, and `crc` a number that tells these data from others.
     """
@@ -69,7 +69,7 @@ class Pairs:
 
     @cached_property
     def crc(self) -> int:
-        """The checksum that `check_activations` computes; assign it to save a second pass."""
+        """Return the checksum that `check_activations` computes; assign it to save a second pass."""
         return check_activations(self)
 
     def rows(self, index: Rows | slice, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -87,7 +87,7 @@ class _Done(Exception):
 
 
 class ModelActivations:
-    """The activations of a language model on texts, computed when they are asked for, with a bounded buffer.
+    """Compute the activations of a language model on texts when they are asked for, with a bounded buffer.
 
     Texts are computed in shards of fixed texts, so that a row has the same bits whenever it is computed. Rows are
     shuffled among the shards that fit into the buffer, and shards are shuffled in each epoch. So a run's whole state is
@@ -147,7 +147,7 @@ class ModelActivations:
 
     @cached_property
     def crc(self) -> int:
-        """A checksum of the tokens, the names of the modules and the model's parameters."""
+        """Return a checksum of the tokens, the names of the modules and the model's parameters."""
         value = zlib.crc32(repr((self.points, self._size, [len(ids) for ids in self._ids])).encode())
         for ids, kept in zip(self._ids, self._kept, strict=True):
             value = zlib.crc32(np.where(kept, ids, -1).tobytes(), value)

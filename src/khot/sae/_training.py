@@ -25,7 +25,7 @@ LARGEST_RATE = 1e30  # Adam raises where its step exceeds float32
 
 
 class Recipe(NamedTuple):
-    """A selector, and the temperatures at which it works well: at the first step, and after 4/5 of the steps."""
+    """Hold a selector, and the temperatures at which it works well: at the first step, and after 4/5 of the steps."""
 
     selector: selectors.Selector
     temperature: float
@@ -43,7 +43,7 @@ RECIPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The settings of a training run.
+    """Hold the settings of a training run.
 
     Args:
         selector: a name in `RECIPES`: "hard", "straight-through", "soft" or "sampled".
@@ -91,7 +91,7 @@ class Point(NamedTuple):
 
 
 class Trainer:
-    """A model with its optimiser and its data, at some step of training.
+    """Hold a model with its optimiser and its data, at some step of training.
 
     Args:
         data: the activations: `Activations`, `ModelActivations`, or `Pairs` for a transcoder. One row in every

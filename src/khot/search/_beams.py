@@ -93,7 +93,7 @@ def beam_search(
 
 
 class _Paths(NamedTuple):
-    """Beams on their way: tokens and back-pointers so far, and what a selection needs."""
+    """Hold beams on their way: tokens and back-pointers so far, and what a selection needs."""
 
     tokens: Tensor  # (batch, m, t)
     back: Tensor  # (batch, m, t)

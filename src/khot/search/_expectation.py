@@ -10,7 +10,7 @@ from ._steps import Beams
 
 
 class Expectation(NamedTuple):
-    """An estimate of E[f] and how far to trust it."""
+    """Hold an estimate of E[f] and how far to trust it."""
 
     mean: Tensor
     """(batch, …), the estimate."""

@@ -14,7 +14,7 @@ from ..relaxations import Relaxation, ordered_topk, sigmoid_topk
 
 
 class Choice(NamedTuple):
-    """The continuations that a selection chose."""
+    """Hold the continuations that a selection chose."""
 
     slots: Tensor | None
     """(batch, k), places among the n continuations, the best first if there is an order; −1 where there are too few."""

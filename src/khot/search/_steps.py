@@ -14,7 +14,7 @@ EMPTY = -1  # the token of a place without one
 
 
 class Beams(NamedTuple):
-    """k sequences for each row of the batch, by falling score."""
+    """Hold k sequences for each row of the batch, by falling score."""
 
     tokens: Tensor
     """(batch, k, length) without the start; −1 after the end of a sequence, and in an empty slot."""
@@ -40,7 +40,7 @@ class Beams(NamedTuple):
 
     @property
     def inclusion_probs(self) -> Tensor | None:
-        """(batch, k) float64, the product of the inclusion probabilities along each path."""
+        """Return the product of the inclusion probabilities along each path, (batch, k) float64."""
         return None if self.log_inclusion_probs is None else self.log_inclusion_probs.exp()
 
 

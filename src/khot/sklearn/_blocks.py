@@ -29,14 +29,14 @@ class Item(NamedTuple):
 
 
 class Purse(NamedTuple):
-    """What units cost, and how much may be spent."""
+    """Hold what units cost, and how much may be spent."""
 
     costs: np.ndarray  # (units,), > 0
     budget: float
 
     @property
     def is_count(self) -> bool:
-        """Whether every unit costs the same, so that all full sets are of one size."""
+        """Return whether every unit costs the same, so that all full sets are of one size."""
         return bool((self.costs == self.costs[0]).all())
 
     def room(self, units: Iterable[int]) -> float:

@@ -17,7 +17,7 @@ ROWS_A_COLUMN = 5  # fewer rows: the covariance is shrunk
 
 
 class Discoveries(NamedTuple):
-    """What knockoffs found."""
+    """Hold what knockoffs found."""
 
     selected: np.ndarray
     """(n), which columns are discoveries."""

@@ -164,7 +164,7 @@ class KSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         _check.at_least("n_components", n, 1)
         if self.n_nonzero_coefs is not None:
             _check.at_least("n_nonzero_coefs", self.n_nonzero_coefs, 1)
-            _check.whole("n_nonzero_coefs", self.n_nonzero_coefs, n, "`n_components`")
+            _check.integer_at_most("n_nonzero_coefs", self.n_nonzero_coefs, n, "`n_components`")
         self._k = min(self.n_nonzero_coefs or max(1, given.shape[1] // 10), n)
         if atoms is None and self.dict_init is not None:
             atoms = check_array(_numpy(self.dict_init), dtype=given.dtype)

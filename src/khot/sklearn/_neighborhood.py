@@ -160,7 +160,7 @@ class KHotNeighborhood(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
             raise ValueError(f"{bound}; got {self.n_neighbors} with n_samples = {len(X)}.")
         if self.n_components is not None:
             _check.at_least("n_components", self.n_components, 1)
-            _check.whole("n_components", self.n_components, X.shape[1], "number of features")
+            _check.integer_at_most("n_components", self.n_components, X.shape[1], "number of features")
         self.task_ = find_task(y) if self.task == "auto" else self.task
         if self.task_ == "regression":
             y = y.astype(np.float64).reshape(len(y), -1)

@@ -23,7 +23,7 @@ CHANCE = 4.0  # added to the largest χ² that products of noise are expected to
 
 @dataclass(frozen=True)
 class Problem:
-    """A choice to be made: the best set of units whose costs are at most the budget.
+    """Hold a choice to be made: the best set of units whose costs are at most the budget.
 
     Rows are in a random order that depends on what they hold; equal ones are merged, and weighted.
     """
@@ -52,7 +52,7 @@ class Problem:
 
     @property
     def k(self) -> int:
-        """The number of units to choose; with costs, the most that fit."""
+        """Return the number of units to choose; with costs, the most that fit."""
         return int(np.searchsorted(np.cumsum(np.sort(self.purse.costs)), self.purse.budget * (1 + 1e-12), "right"))
 
     def tell(self, entry: dict[str, Any]) -> bool:
@@ -105,13 +105,13 @@ class Problem:
 
     @cached_property
     def linear(self) -> Blocks:
-        """Least squares on the columns themselves."""
+        """Return the least-squares problem of the columns themselves."""
         items = [Item((u,), self.x[:, columns]) for u, columns in enumerate(self.units)]
         return Blocks(items, self.y, self.weight, self.fold, self.purse, lambda: bool(self.stopped))
 
     @cached_property
     def surface(self) -> Blocks:
-        """Least squares on the columns, steps of them, and products of two and three that explain the rest."""
+        """Return that of the columns, steps of them, and products of two and three that explain the rest."""
         items = [Item((u,), self._steps(columns)) for u, columns in enumerate(self.units)]
         how = (self.weight, self.fold, self.purse, lambda: bool(self.stopped))
         return Blocks([*items, *self._products(self._residual(items))], self.y, *how)
@@ -194,7 +194,7 @@ class Problem:
 
 
 class Choice(NamedTuple):
-    """What a strategy chose."""
+    """Hold what a strategy chose."""
 
     units: Units
     """The chosen units."""

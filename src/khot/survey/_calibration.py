@@ -16,7 +16,7 @@ TOLERANCE = 1e-10
 
 
 class Distance(NamedTuple):
-    """How far weights may go from the design weights, by the factor g of a linear predictor u: new = old · g(u)."""
+    """Say how far weights may go from the design weights: new = old · g(u), with u a linear predictor."""
 
     factor: Callable[[Tensor], Tensor]
     """g, with g(0) = g′(0) = 1."""

@@ -16,7 +16,7 @@ Variance = Callable[[Tensor, Tensor], Tensor]
 
 
 class Estimate(NamedTuple):
-    """An estimate and how far to trust it."""
+    """Hold an estimate and how far to trust it."""
 
     value: Tensor
     """The estimate, (…)."""
@@ -25,7 +25,7 @@ class Estimate(NamedTuple):
 
     @property
     def error(self) -> Tensor:
-        """The standard error, (…)."""
+        """Return the standard error, (…)."""
         return self.variance.sqrt()
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:

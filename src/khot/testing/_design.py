@@ -69,7 +69,7 @@ def check_design(
 
 @dataclass(frozen=True)
 class Laws:
-    """A design, what it promises, and the laws of designs."""
+    """Hold a design, what it promises, and the laws of designs."""
 
     design: Design
     exact: bool

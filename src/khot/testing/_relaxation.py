@@ -41,7 +41,7 @@ def check_relaxation(
 
 @dataclass(frozen=True)
 class Relaxation:
-    """A relaxation, what it promises, and its laws: of values, autograd, torch.func, torch.compile and autocast."""
+    """Hold a relaxation, what it promises, and its laws of values, autograd, torch.func, torch.compile and autocast."""
 
     fn: Callable[..., Tensor]  # (x, k, *, dim, temperature, mask), as `khot.sigmoid_topk`
     quantile: Elementwise | None

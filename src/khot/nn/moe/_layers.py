@@ -44,7 +44,7 @@ class Router(KeepsPrecision):
         _check.at_least("dim", dim, 1)
         _check.at_least("num_experts", num_experts, 1)
         _check.at_least("k", k, 1)
-        _check.whole("k", k, num_experts, "number of experts")
+        _check.integer_at_most("k", k, num_experts, "number of experts")
         self.num_experts, self.k = int(num_experts), int(k)
         options = ("bias", "generator", "mask", "num_experts", "training", "sample")
         self._bound = BoundRoute(route, self.num_experts, self.k, options)
@@ -57,7 +57,7 @@ class Router(KeepsPrecision):
 
     @property
     def route(self) -> Route:
-        """The route, which is fixed, since the number of scores depends on it."""
+        """Return the route, which is fixed, since the number of scores depends on it."""
         return self._bound.route
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, generator: torch.Generator | None = None) -> Routing:

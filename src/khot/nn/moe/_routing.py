@@ -56,7 +56,7 @@ class Route(Protocol):
 
 
 class BoundRoute:
-    """A route to k of n experts, with its width, and what it takes of what the caller `gives`, looked up once."""
+    """Bind a route to k of n experts, with its width, and what it takes of what the caller `gives`, looked up once."""
 
     def __init__(self, route: Route, n: int, k: int, gives: tuple[str, ...] = ()) -> None:
         _check.function("route", route)

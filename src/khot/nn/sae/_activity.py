@@ -11,7 +11,7 @@ SPAN = 10  # at first, the threshold is the mean of the last tenth or so of the 
 
 
 class Activity(KeepsPrecision):
-    """Running counts and means of a hard selection, whatever the selector; budgets by Zipf's law, or equal at 0."""
+    """Keep running counts and means of a hard selection by any selector; budgets by Zipf's law, or equal at 0."""
 
     # The mean of the smallest value kept, in model units, if it is not learned; (latents,) for "feature", else ().
     threshold: Tensor

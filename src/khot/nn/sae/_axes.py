@@ -24,7 +24,7 @@ CANDIDATES = 4.0  # times k, for a selector that does not say how many
 
 
 class Block(NamedTuple):
-    """Rows to select in, or this process's part of them, m candidates of each; (rows, m). −inf is no candidate."""
+    """Hold rows to select in, or this process's part of them, m candidates of each; (rows, m). −inf is no candidate."""
 
     values: Tensor
     tokens: Tensor
@@ -45,7 +45,7 @@ class Block(NamedTuple):
 
 
 class Running(NamedTuple):
-    """What an axis needs to know of training so far."""
+    """Hold what an axis needs to know of training so far."""
 
     budgets: Budgets
     threshold: Tensor  # learned, (latents,)
@@ -53,7 +53,7 @@ class Running(NamedTuple):
 
 
 class Encoder(NamedTuple):
-    """Tokens and weights of the pre-activations x·W + b, detached."""
+    """Hold tokens and weights of the pre-activations x·W + b, detached."""
 
     x: Tensor  # (tokens, d)
     weight: Tensor  # (d, latents)
@@ -71,7 +71,7 @@ class Encoder(NamedTuple):
 
     @property
     def product_dtype(self) -> torch.dtype:
-        """What autocast would compute products in: double precision is left alone."""
+        """Return what autocast would compute products in: double precision is left alone."""
         device = self.x.device.type
         if torch.is_autocast_enabled(device) and self.x.dtype == torch.float32:
             return torch.get_autocast_dtype(device)
@@ -79,7 +79,7 @@ class Encoder(NamedTuple):
 
 
 class Axis:
-    """All that differs between the kinds of sparse autoencoders; here k·tokens entries in a batch (BatchTopK)."""
+    """Hold all that differs between the kinds of sparse autoencoders; here k·tokens entries in a batch (BatchTopK)."""
 
     has_threshold = True  # evaluation selects what exceeds a running threshold: a token's code depends on no other's
     is_by_token = False  # whether candidates in training come by rising token
@@ -141,7 +141,7 @@ class Axis:
 
 
 class Token(Axis):
-    """k latents for each token (TopK), in evaluation too."""
+    """Select k latents for each token (TopK), in evaluation too."""
 
     has_threshold, is_by_token, architecture = False, True, "topk"
 
@@ -172,7 +172,7 @@ class Token(Axis):
 
 
 class Latent(Axis):
-    """Tokens for each latent, k·tokens in all (Feature Choice)."""
+    """Select tokens for each latent, k·tokens in all (Feature Choice)."""
 
     is_by_latent = has_budgets = True
 
@@ -214,7 +214,7 @@ class Latent(Axis):
 
 
 class _Step(torch.autograd.Function):
-    """1 where a score exceeds its threshold; the threshold's gradient is estimated by a rectangular kernel."""
+    """Return 1 where a score exceeds its threshold; the threshold's gradient is estimated by a rectangular kernel."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, threshold: Tensor, bandwidth: float) -> Tensor:
@@ -230,7 +230,7 @@ class _Step(torch.autograd.Function):
 
 
 class Jump(Axis):
-    """What exceeds a threshold of each latent, which is learned (JumpReLU)."""
+    """Select what exceeds a threshold of each latent, which is learned (JumpReLU)."""
 
     is_by_latent = learns_threshold = is_by_token = True
 

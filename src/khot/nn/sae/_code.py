@@ -43,7 +43,7 @@ class SparseAutoencoderOutput(NamedTuple):
 
 
 class Places:
-    """Where entries are, and their order by latent, which is found once: the gradients of both matrices need it.
+    """Hold where entries are, and their order by latent, found once: the gradients of both matrices need it.
 
     Args:
         tokens, latents: of each entry, (entries,).
@@ -73,7 +73,7 @@ def _rising(places: Tensor, below: int) -> Tensor:
 
 
 class _Decoded(torch.autograd.Function):
-    """`weighted_rows` where many values are 0: those cost nothing but the products of their gradients."""
+    """Compute `weighted_rows` where many values are 0: those cost nothing but the products of their gradients."""
 
     @staticmethod
     def forward(ctx: Any, places: Places, values: Tensor, weight: Tensor, count: int) -> Tensor:
@@ -107,7 +107,7 @@ def decoded(places: Places, values: Tensor, weight: Tensor, count: int) -> Tenso
 
 
 class _Chosen(torch.autograd.Function):
-    """Entries of x·W + b that are already computed, with their gradient; x has an origin with a gradient of its own."""
+    """Give entries of x·W + b, already computed, their gradient; x has an origin with a gradient of its own."""
 
     @staticmethod
     def forward(

@@ -113,12 +113,12 @@ class SparseAutoencoderConfig:
 
     @property
     def axis(self) -> Axis:
-        """The axis that `kind` names."""
+        """Return the axis that `kind` names."""
         return AXES[self.kind]
 
     @property
     def width(self) -> int:
-        """The size of a reconstruction: `d_out` of a transcoder, else `d_in`."""
+        """Return the size of a reconstruction: `d_out` of a transcoder, else `d_in`."""
         return self.d_in if self.d_out is None else self.d_out
 
     def split(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -25,7 +25,7 @@ EPSILON = 1e-5  # added to a token's deviation by `layer_norm`, as SAELens does
 
 
 class _Pass(NamedTuple):
-    """Inputs on their way to a code."""
+    """Hold inputs on their way to a code."""
 
     inputs: Tensor  # (tokens, d_in), normalised if the config says so
     centred: Tensor  # what the encoder sees, of order 1 for each active latent; (tokens, d_in); b_dec is constant in it
@@ -313,7 +313,7 @@ class SparseAutoencoder(KeepsPrecision):
 
     @property
     def _bounds(self) -> Tensor:
-        """The thresholds of evaluation, learned or running, in model units."""
+        """Return the thresholds of evaluation, learned or running, in model units."""
         return self.threshold if self.config.axis.learns_threshold else self.activity.threshold
 
     def _inputs(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """The processes that hold the other tokens of a batch, and those that hold the other latents, by group names.
+    """Name the processes that hold the other tokens of a batch, and those that hold the other latents, by group names.
 
     Args:
         tokens: the group over which the tokens of a batch are divided, or None.
@@ -33,7 +33,7 @@ class Ranks:
 
     @property
     def everyone(self) -> list[str]:
-        """The groups over which tokens or latents are divided."""
+        """Return the groups over which tokens or latents are divided."""
         return self.tokens + self.latents
 
     def only_latents(self) -> "Ranks":

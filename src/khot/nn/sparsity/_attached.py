@@ -21,7 +21,7 @@ FLOWS: list[Any] = [masked_gradient, soft_gradient, dense_gradient]
 
 
 class Moment(NamedTuple):
-    """Where the schedules of training are."""
+    """Hold where the schedules of training are."""
 
     rest: float  # the share of what is to be dropped that is still kept
     temperature: float
@@ -30,7 +30,7 @@ class Moment(NamedTuple):
 
 
 class Attached:
-    """The masks of a model, one for each tensor, that solve the problems of pools.
+    """Hold the masks of a model, one for each tensor, that solve the problems of pools.
 
     Args:
         model: whose weights are multiplied.
@@ -107,7 +107,7 @@ class Attached:
     # ── when masks are computed ──────────────────────────────────────────────────────────────────────────────────────
     @property
     def is_constant(self) -> bool:
-        """Whether masks change only when they are asked to."""
+        """Return whether masks change only when they are asked to."""
         return self.is_frozen or self.is_lazy
 
     def _before(self, module: nn.Module, inputs: Any) -> None:

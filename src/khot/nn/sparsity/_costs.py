@@ -218,7 +218,7 @@ def item_costs(group: Group, prices: Mapping[int, float]) -> Tensor | float:
 
 
 class Charge:
-    """What masks cost if dropped channels make layers smaller on both sides: Σ price·Π Σ m.
+    """Compute what masks cost if dropped channels make layers smaller on both sides: Σ price·Π Σ m.
 
     A layer costs (inputs kept)·(outputs kept). It is linear in the mask of each group.
 

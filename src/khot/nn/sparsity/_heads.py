@@ -28,9 +28,10 @@ def heads(inputs: Sequence[str] = ("query", "key", "value"), *, output: str = "o
 
 
 class PrunedAttention(nn.MultiheadAttention):
-    """A `torch.nn.MultiheadAttention` of fewer heads than its width has room for, as `Sparsifier.finalize` makes it.
+    """Attend as `torch.nn.MultiheadAttention` does, with fewer heads than the width has room for.
 
-    It is called in the same way. The attention weights that it returns are those of the heads that are left.
+    `Sparsifier.finalize` makes it. It is called in the same way. The attention weights that it returns are those of the
+    heads that are left.
     """
 
     def forward(

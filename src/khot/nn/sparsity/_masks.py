@@ -53,12 +53,12 @@ class Problem:
 
     @property
     def total(self) -> float:
-        """The cost of everything."""
+        """Return the cost of everything."""
         return self.count if self.costs is None else float(self.costs.sum(dtype=torch.float64))
 
     @property
     def is_full(self) -> bool:
-        """Whether the budget pays for everything."""
+        """Return whether the budget pays for everything."""
         return self.budget >= self.total
 
     def soft(self) -> Tensor:

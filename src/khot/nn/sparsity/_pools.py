@@ -17,7 +17,7 @@ from ._units import Group, Layers, Masked, Unit, own_weights
 
 @dataclass
 class Pool:
-    """Groups that share a budget."""
+    """Hold groups that share a budget."""
 
     groups: list[Group]
     thetas: list[nn.Parameter]
@@ -34,7 +34,7 @@ class Pool:
 
     @property
     def has_choices(self) -> bool:
-        """Whether items are operations of `Choice`s, whose scores are not divided by their costs."""
+        """Return whether items are operations of `Choice`s, whose scores are not divided by their costs."""
         return isinstance(self.groups[0].structure, Choice)
 
     @property
@@ -72,7 +72,7 @@ class Pool:
 
     @property
     def slices(self) -> list[slice]:
-        """The items of each group."""
+        """Return the items of each group."""
         ends = list(accumulate(self.counts))
         return [slice(end - count, end) for end, count in zip(ends, self.counts, strict=True)]
 

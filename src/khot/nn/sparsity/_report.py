@@ -6,7 +6,7 @@ from ... import _extras
 
 
 class Row(NamedTuple):
-    """What one group of items keeps; soft masks count in part."""
+    """Hold what one group of items keeps; soft masks count in part."""
 
     name: str
     """Of the tensor, or of the first layer of a set of channels."""
@@ -21,12 +21,12 @@ class Row(NamedTuple):
 
     @property
     def density(self) -> float:
-        """The share of the items that is kept."""
+        """Return the share of the items that is kept."""
         return self.kept / self.items
 
 
 class Report(NamedTuple):
-    """What a `Sparsifier` keeps now; print it, or draw it with `plot`."""
+    """Hold what a `Sparsifier` keeps now; print it, or draw it with `plot`."""
 
     rows: list[Row]
     """One for each group."""

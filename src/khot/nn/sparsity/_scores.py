@@ -12,7 +12,7 @@ from ...relaxations import hard_topk
 
 
 class Known(NamedTuple):
-    """What a score may use; all by item, (count,)."""
+    """Hold what a score may use; all by item, (count,)."""
 
     magnitude: Tensor
     """Σ|w| over the item's weights, differentiable."""
@@ -28,7 +28,7 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True)
 class Score:
-    """How items are scored: a function, and what it needs.
+    """Say how items are scored: a function, and what it needs.
 
     Args:
         function: of `Known` to scores (count,), differentiable.

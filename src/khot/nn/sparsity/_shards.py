@@ -21,7 +21,7 @@ from ._weights import Answer, Mask, pulled_back
 
 
 class Shards:
-    """The shards of all weights that are chosen among.
+    """Hold the shards of all weights that are chosen among.
 
     Args:
         pools: their groups become groups of shards.

@@ -54,7 +54,7 @@ PRODUCTS = {operator.mul, operator.imul, torch.mul}
 
 @dataclass(eq=False)
 class Space:
-    """Channels that are kept or dropped together."""
+    """Hold channels that are kept or dropped together."""
 
     size: int
     is_fixed: bool = False
@@ -78,7 +78,7 @@ class Space:
 
 @dataclass
 class Value:
-    """Where the channels of a tensor are."""
+    """Hold where the channels of a tensor are."""
 
     space: Space
     repeat: int = 1  # how many neighbouring entries belong to a channel, after `flatten`
@@ -100,7 +100,7 @@ class _Tracer(fx.Tracer):
 
 
 class Trace:
-    """The spaces of a model, and the layer that each comes from and goes to."""
+    """Hold the spaces of a model, and the layer that each comes from and goes to."""
 
     def __init__(self, model: nn.Module, layers: Layers) -> None:
         self.layers, self.names = layers, {id(m): name for name, m in model.named_modules()}

@@ -29,25 +29,25 @@ LAYERS = (
 
 @dataclass
 class Masked:
-    """A tensor that a mask multiplies, with all the places that share it."""
+    """Hold a tensor that a mask multiplies, with all the places that share it."""
 
     tensor: nn.Parameter
     places: list[tuple[str, nn.Module, str]]  # the path of the module, the module, the name of the parameter
 
     @property
     def path(self) -> str:
-        """The name of the tensor in the model's state dict."""
+        """Return the name of the tensor in the model's state dict."""
         path, _, name = self.places[0]
         return f"{path}.{name}" if path else name
 
     def current(self) -> Tensor:
-        """The parameter behind the mask, which `fully_shard` replaces."""
+        """Return the parameter behind the mask, which `fully_shard` replaces."""
         _, module, name = self.places[0]
         masks: Any = getattr(module, "parametrizations", {})
         return masks[name].original if name in masks else self.tensor
 
     def part(self) -> Tensor:
-        """What this process has of the tensor."""
+        """Return the part of the tensor that this process has."""
         tensor: Any = self.tensor
         part: Tensor = tensor.to_local() if _check.is_dtensor(tensor) else tensor
         return part
@@ -55,7 +55,7 @@ class Masked:
 
 @dataclass
 class Group:
-    """Items that are chosen among, and how they lie in tensors.
+    """Hold items that are chosen among, and how they lie in tensors.
 
     Args:
         masked: the tensors whose entries they are.
@@ -144,7 +144,7 @@ def n_of_m(n: int, m: int) -> Unit:
         tensor([4, 4])
     """
     _check.at_least("m", m, 1)
-    _check.whole("n", n, m, "m")
+    _check.integer_at_most("n", n, m, "m")
     _check.at_least("n", n, 1)
     return _Pattern(int(n), int(m))
 

@@ -20,7 +20,7 @@ CHUNK = 2**18  # entries that are computed at once: they stay in the cache
 
 
 class Answer(NamedTuple):
-    """The masks of tensors, one each, that broadcast to them."""
+    """Hold the masks of tensors, one each, that broadcast to them."""
 
     masks: Sequence[Tensor]  # constants
     sources: Sequence[Tensor]  # what the gradient of the masks flows through
@@ -76,7 +76,7 @@ def pulled_back(answer: Answer, leaves: Sequence[Tensor], gradients: Sequence[Te
 
 
 class Memory:
-    """Large tensors that every step uses again: new memory costs more than the arithmetic."""
+    """Keep large tensors that every step uses again: new memory costs more than the arithmetic."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         count = sum(t.numel() for t in tensors)
@@ -98,7 +98,7 @@ class Memory:
 
 
 class FusedMagnitude(torch.autograd.Function):
-    """What `MaskedWeights` computes for single weights with the score |w| and equal costs, in few passes.
+    """Compute what `MaskedWeights` does for single weights with the score |w| and equal costs, in few passes.
 
     With m = σ_k(|w|/T), h = g·w and v = m(1 − m):  dw = g·flow + sgn(w)·v/T·(h − Σv·h/Σv). |w| is in the memory.
     """
@@ -200,11 +200,11 @@ def _whole(mask: Tensor, weight: Tensor) -> Tensor:
 
 
 class Owner(Protocol):
-    """What a mask asks its Sparsifier for."""
+    """Say what a mask asks its Sparsifier for."""
 
     @property
     def wants_gradient(self) -> bool:
-        """Whether the gradient of this step is needed for the next masks."""
+        """Return whether the gradient of this step is needed for the next masks."""
 
     def refresh(self) -> None:
         """Compute the masks for the weights of now."""
@@ -217,7 +217,7 @@ class Owner(Protocol):
 
 
 class Mask(nn.Module):
-    """The parametrization of a tensor: it multiplies by the mask of the sparsifier, in evaluation by the hard one."""
+    """Parametrize a tensor: multiply by the mask of the sparsifier, in evaluation by the hard one."""
 
     def __init__(self, owner: Owner, tensor: Tensor) -> None:
         super().__init__()
