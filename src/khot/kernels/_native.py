@@ -80,7 +80,7 @@ def _load() -> tuple[Any, str]:
     width = PATHS[library.khot_path()]
     what = "top-k (sigmoid, Laplace, Euclidean, float32 normal, Cauchy and power, with costs too, hard, statistical), "
     what += "logarithms, thresholds and losses of float32 rows, "
-    what += "pivotal and systematic samples, matching pursuit, certified attention"
+    what += "pivotal, systematic, Sampford and conditional Poisson samples, matching pursuit, certified attention"
     return library, f"native, {width} (for {what}; eager torch for the rest; {built})"
 
 
