@@ -66,7 +66,7 @@ AREAS = {
     "surveys and data": (1_430, {"survey", "data", "designs/_rows.py", "designs/_balanced.py", "_math/balanced.py"}),
     "sparse networks": (3_147, {"nn/sparsity", "nn/_budgets.py", "nn/_choice.py"}),
     "one row on many ranks": (
-        1_276,
+        1_278,
         {"distributed", "nn/sae/_ranks.py", "_math/across.py", "_math/chunks.py"},
     ),
     "feature selection": (
@@ -76,7 +76,7 @@ AREAS = {
     ),
     "feature browser": (685, {"jobs/_browser.py", "jobs/sae_names.py", "sae/_features.py", "sae/_texts.py"}),
     "autoencoders": (2_557, {"sae", "nn/sae", "jobs/sae_report.py"}),
-    "the rest": (13_847, set()),
+    "the rest": (14_064, set()),
 }
 """Ratchets of lines, with the folders and files that each counts. Lower them when code shrinks."""
 

@@ -159,7 +159,7 @@ def test_a_row_that_cannot_be_drawn_from_is_nan_in_vmap_and_an_error_outside():
 def test_the_ops_of_samplers_are_sound():
     p = khot.sigmoid_topk(scores(3, 7), 3)
     k, seed, whole = torch.full((3,), 3.0, dtype=torch.float64), torch.tensor(5), torch.ones(3, dtype=torch.bool)
-    order = ops.order(torch.arange(3), 7)
+    order, turns = ops.order(torch.arange(3), 7), torch.rand(3, 4, dtype=torch.float64)
     for op, arguments in {
         ops.order: (torch.arange(3), 7),
         ops.uniform: (seed, 2, 9),
@@ -169,6 +169,10 @@ def test_the_ops_of_samplers_are_sound():
         ops.sampford: (p, k, seed, 2),
         ops.brewer: (p, k, seed, 2),
         ops.natural_parameters: (p, k),
+        torch.ops.khot.along_tree.default: (p, k, seed, 8, 5, 2),
+        torch.ops.khot.pareto_constants.default: (p.logit(), k),
+        torch.ops.khot.count_products.default: (p, torch.polar(turns * 0 + 1, turns) - 1, turns),
+        torch.ops.khot.count_rests.default: (p, torch.polar(turns * 0 + 1, turns) - 1, torch.polar(turns, turns)),
     }.items():
         result = torch.library.opcheck(op, arguments)
         assert set(result.values()) == {"SUCCESS"}, op

@@ -136,6 +136,8 @@ class Over:
 class Joined(subsets.Whole):
     """Join the results of parts on several processes."""
 
+    is_one = False
+
     def __init__(self, over: Over) -> None:
         self.over = over
 

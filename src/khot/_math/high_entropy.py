@@ -4,6 +4,8 @@ Sampford's law is p(s) ∝ Π_s w · Σ_s (1 − π), w = π/(1 − π), drawn b
 one item after another, with odds that make the inclusion probabilities right.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -66,42 +68,62 @@ def _is_short(exponent: Tensor, is_open: Tensor) -> Tensor:
 
 
 def draw_sampford(
-    p: Tensor, k: Tensor, seed: Tensor, draws: int, uniform: Uniform, hard_topk: HardTopK, margins: Margins
+    p: Tensor,
+    k: Tensor,
+    seed: Tensor,
+    draws: int,
+    uniform: Uniform,
+    hard_topk: HardTopK,
+    margins: Margins,
+    constants_of: Callable[[Tensor, Tensor], Tensor],
+    rejective: Callable[[Tensor, Tensor, Tensor, int], Tensor],
 ) -> Tensor:
     """Draw `draws` samples of each row of p (rows, n); (draws, rows, n) float64.
 
     Pareto's law is close to Sampford's, so nearly all of its samples are accepted, unless nearly all items are certain.
-    Samples that `TRIES` rounds have not accepted are drawn as a mixture.
+    Samples that `TRIES` rounds have not accepted are drawn as a mixture. `constants_of` is `pareto_constants`, and
+    `rejective` is `natural.draw` from tilted logits, or twins of them.
     """
     rows, n = p.shape
     logits = torch.logit(p)
-    constants = pareto_constants(logits, k)
+    constants = constants_of(logits, k)
     away = torch.where(logits.isfinite(), 1 - p, 0.0)
     bound = (away / torch.where(constants > 0, constants, torch.inf)).amax(-1)
     result = p.new_empty(draws * rows, n)
     left = torch.arange(draws * rows, device=p.device)
     for attempt in range(TRIES):
         row = left % rows
-        trial = order_sampling.draw(LOGISTIC, logits[row], k[row], seed, 1, uniform, hard_topk, 2 * attempt)[0]
+        theta, rest, weight = (t if len(left) == rows and not attempt else t[row] for t in (logits, away, constants))
+        trial = order_sampling.draw(LOGISTIC, theta, k[row], seed, 1, uniform, hard_topk, 2 * attempt)[0]
         u = uniform(seed, 2 * attempt + 1, len(left))
-        is_accepted = (trial * away[row]).sum(-1) >= u * bound[row] * (trial * constants[row]).sum(-1)
+        is_accepted = (trial * rest).sum(-1) >= u * bound[row] * (trial * weight).sum(-1)
+        if not attempt and bool(is_accepted.all()):
+            return trial.view(draws, rows, n)
         result[left[is_accepted]] = trial[is_accepted]
         left = left[~is_accepted]
         if len(left) == 0:
             break
     else:
         row, key = left % rows, noise.stream_key(seed, 2 * TRIES)
-        result[left] = _mixture(logits[row], away[row], k[row], key, uniform, margins)
+        result[left] = _mixture(logits[row], away[row], k[row], key, uniform, margins, rejective)
     return result.view(draws, rows, n)
 
 
-def _mixture(logits: Tensor, away: Tensor, k: Tensor, seed: Tensor, uniform: Uniform, margins: Margins) -> Tensor:
+def _mixture(
+    logits: Tensor,
+    away: Tensor,
+    k: Tensor,
+    seed: Tensor,
+    uniform: Uniform,
+    margins: Margins,
+    rejective: Callable[[Tensor, Tensor, Tensor, int], Tensor],
+) -> Tensor:
     """Draw one item ∝ (1 − π) times its chance in the law ∝ Π w, and the others from that law."""
     running = (away * natural.marginals(logits, k, margins)).cumsum(-1)
     u = uniform(seed, 0, len(logits))[:, None]
     first = torch.searchsorted(running, u * running[:, -1:], right=True).clamp(max=logits.shape[-1] - 1)
     z, _ = natural.tilt(logits.scatter(-1, first, torch.inf), k, margins)
-    return natural.draw(z, k, noise.stream_key(seed, 1), 1, uniform)[0]
+    return rejective(z, k, noise.stream_key(seed, 1), 1)[0]
 
 
 def brewer_odds(p: Tensor, x: Tensor, k: Tensor) -> Tensor:

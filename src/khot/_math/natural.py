@@ -16,6 +16,7 @@ from .counts import by_products
 from .noise import Uniform
 
 Margins = Callable[[Tensor, Tensor], Tensor]  # (scores (…, n), k (…)) → z (…, n)
+AlongTree = Callable[[Tensor, Tensor, Tensor, int, int, int], Tensor]  # as `along_tree`, for one kind of uniforms
 STEPS, INNER_STEPS, TRIES, KEPT = 100, 60, 8, 4
 TOLERANCE, NEARLY_CERTAIN = 1e-13, 1e-12
 STEEP = 300.0  # e^z is not summed beyond
@@ -40,7 +41,9 @@ def tilt(theta: Tensor, k: Tensor, margins: Margins) -> tuple[Tensor, Tensor]:
     return torch.where(z.isfinite(), theta + shift, z), shift[..., 0]
 
 
-def log_normaliser(theta: Tensor, k: Tensor, margins: Margins) -> tuple[Tensor, Tensor, Tensor]:
+def log_normaliser(
+    theta: Tensor, k: Tensor, margins: Margins, whole: subsets.Whole = subsets.HERE
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return log Σ over k-subsets of exp(θ·x) (…), and also z (…, n) and log P(S = k) (…) of independent draws.
 
     An item with θ = +inf is in every subset, with weight 1.
@@ -50,7 +53,7 @@ def log_normaliser(theta: Tensor, k: Tensor, margins: Margins) -> tuple[Tensor, 
     # An item that must be drawn, because k is all that is left, counts with its θ alone.
     taken = torch.where((z == torch.inf) & ~is_forced, theta, 0.0)
     free = -logsigmoid(-torch.where(is_open, z, 0.0)) * is_open
-    log_size = subsets.log_size(subsets.counts(z, k))
+    log_size = subsets.log_size(subsets.counts(z, k, whole=whole))
     return log_size + (free + taken).sum(-1) - (k - is_forced.sum(-1)) * shift, z, log_size
 
 
@@ -59,12 +62,12 @@ def counts(theta: Tensor, k: Tensor, margins: Margins) -> subsets.Counts:
     return subsets.counts(tilt(theta, k, margins)[0], k)
 
 
-def marginals(theta: Tensor, k: Tensor, margins: Margins) -> Tensor:
+def marginals(theta: Tensor, k: Tensor, margins: Margins, whole: subsets.Whole = subsets.HERE) -> Tensor:
     """Return P(x_i = 1); (…, n)."""
-    return subsets.marginals(counts(theta, k, margins))
+    return subsets.marginals(subsets.counts(tilt(theta, k, margins)[0], k, whole=whole), whole)
 
 
-def solve(p: Tensor, k: Tensor, margins: Margins) -> Tensor:
+def solve(p: Tensor, k: Tensor, margins: Margins, whole: subsets.Whole = subsets.HERE) -> Tensor:
     """Return θ such that the marginals are p, with Σσ(θ) = k; ±inf where p is 0 or 1.
 
     The odds of item i are e^θ times P(others: k − 1)/P(others: k). A step adds to θ what the logits of the marginals
@@ -75,11 +78,11 @@ def solve(p: Tensor, k: Tensor, margins: Margins) -> Tensor:
     n = p.shape[-1]
     width = max(ROWS_AT_ONCE // n, 1)
     parts = zip(p.reshape(-1, n).split(width), k.expand(p.shape[:-1]).reshape(-1).split(width), strict=True)
-    return torch.cat([_solve(rows, sizes, margins) for rows, sizes in parts]).view(p.shape)
 
+    def tilted(theta: Tensor, k: Tensor) -> Tensor:
+        return tilt(theta, k, margins)[0]
 
-def _solve(p: Tensor, k: Tensor, margins: Margins) -> Tensor:
-    return solve_parts(p, k, lambda theta, k: tilt(theta, k, margins)[0], p.shape[-1], subsets.HERE)
+    return torch.cat([solve_parts(rows, sizes, tilted, n, whole) for rows, sizes in parts]).view(p.shape)
 
 
 def solve_parts(p: Tensor, k: Tensor, tilted: Margins, n: int, whole: subsets.Whole) -> Tensor:
@@ -92,9 +95,9 @@ def solve_parts(p: Tensor, k: Tensor, tilted: Margins, n: int, whole: subsets.Wh
         z, size = theta[left], k[left]
         if not past or bool(((whole.add(z.sigmoid().sum(-1)) - size).abs() > OFF).any()):
             z = tilted(z, size)
-        others = whole is subsets.HERE and n <= FEW
+        others = whole.is_one and n <= FEW
         at = None if others else subsets.counts(z, size, n, whole)
-        less, same = _others(z, size) if at is None else subsets.without(at)
+        less, same = _others(z, size) if at is None else subsets.without(at, whole)
         lack = torch.where(goal[left].isfinite(), goal[left] - z - (less / same).log(), 0.0)
         spread = z.sigmoid() * less * torch.sigmoid(-z) * same
         pulled, mass = (whole.add(t.sum(-1, keepdim=True)) for t in (spread * lack, spread))
@@ -112,7 +115,11 @@ def solve_parts(p: Tensor, k: Tensor, tilted: Margins, n: int, whole: subsets.Wh
         from_here, step = _mixed(past, whole)
         if is_newton.any():
             hard = goes_on[is_newton]
-            counts = subsets.counts(z[is_newton], size[hard]) if at is None else subsets.Counts(*(t[hard] for t in at))
+            counts = (
+                subsets.counts(z[is_newton], size[hard], n, whole)
+                if at is None
+                else subsets.Counts(*(t[hard] for t in at))
+            )
             step[is_newton] = covariance_solve(counts, (spread * lack)[is_newton], whole)
             from_here[is_newton] = z[is_newton]
         theta[left] = torch.where(goal[left].isfinite(), from_here + step, goal[left])
@@ -161,7 +168,7 @@ def covariance_solve(counts: subsets.Counts, r: Tensor, whole: subsets.Whole = s
     def total(t: Tensor) -> Tensor:
         return whole.add(t.sum(-1, keepdim=True))
 
-    less, same = subsets.without(counts)
+    less, same = subsets.without(counts, whole)
     spread = subsets.spread(counts, less, same)
     is_open = spread > NEARLY_CERTAIN
     scale = torch.where(spread > 0, 1 / torch.where(spread > 0, spread, 1.0), 0.0)
@@ -194,7 +201,7 @@ def covariance_solve(counts: subsets.Counts, r: Tensor, whole: subsets.Whole = s
     return torch.where(is_open, v - total(v) / total(is_open.to(v.dtype)).clamp(min=1), alone)
 
 
-def draw(z: Tensor, k: Tensor, seed: Tensor, draws: int, uniform: Uniform) -> Tensor:
+def draw(z: Tensor, k: Tensor, seed: Tensor, draws: int, uniform: Uniform, along_tree: AlongTree) -> Tensor:
     """Draw `draws` k-hot samples of each row of z (rows, n), tilted: Σσ(z) = k; (draws, rows, n) float64.
 
     Few of many items are drawn one by one, with replacement, until they differ, `TRIES` times. All others, and what
@@ -211,11 +218,12 @@ def draw(z: Tensor, k: Tensor, seed: Tensor, draws: int, uniform: Uniform) -> Te
         part = slice(first, first + width)
         if not bool(is_left[:, part].any()):
             continue
-        levels = build_tree(z[part].sigmoid(), most)
-        needed = is_left[:, part].any(-1).nonzero()[:, 0]
-        for some in needed.split(max(AT_ONCE // (n * len(z[part])), 1)):
-            sample, stream = sample_tree(levels, k[part].expand(len(some), -1), seed, stream, uniform)
-            result[some, part] = torch.where(is_left[some, part][..., None], sample[..., :n], result[some, part])
+        needed, group = is_left[:, part].any(-1).nonzero()[:, 0], max(AT_ONCE // (n * len(z[part])), 1)
+        sample = along_tree(z[part].sigmoid(), k[part], seed, stream, len(needed), group)
+        stream += -(-len(needed) // group) * (n - 1).bit_length()
+        if width >= rows and bool(is_left.all()):
+            return sample
+        result[needed, part] = torch.where(is_left[needed, part][..., None], sample, result[needed, part])
     return result
 
 
@@ -238,6 +246,16 @@ def _one_by_one(z: Tensor, k: Tensor, most: int, seed: Tensor, draws: int, unifo
         if not bool(is_left.any()):
             break
     return result, is_left
+
+
+def along_tree(p: Tensor, k: Tensor, seed: Tensor, stream: int, draws: int, group: int, uniform: Uniform) -> Tensor:
+    """Draw from p (rows, n) along the tree of counts, a group of draws at a time; (draws, rows, n)."""
+    levels, parts = build_tree(p, int(k.max())), []
+    for first in range(0, draws, group):
+        some = min(group, draws - first)
+        sample, stream = sample_tree(levels, k.expand(some, -1), seed, stream, uniform)
+        parts.append(sample[..., : p.shape[-1]].to(p.dtype))
+    return torch.cat(parts)
 
 
 class Node(NamedTuple):

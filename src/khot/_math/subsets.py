@@ -28,7 +28,9 @@ class Counts(NamedTuple):
 
 
 class Whole:
-    """Join the results of the parts of a row: nothing is to do if a row is in one part."""
+    """Join the results of the parts of a row, which is nothing if there is one part; and sum over the items."""
+
+    is_one = True  # part
 
     def add(self, t: Tensor) -> Tensor:
         """Return the sum over all parts, real or complex."""
@@ -41,6 +43,22 @@ class Whole:
     def largest(self, t: Tensor) -> Tensor:
         """Return the maximum over all parts."""
         return t
+
+    def product(self, p: Tensor, step: Tensor, scale: Tensor) -> Tensor:
+        """Return Π (1 + p·step) over the items of all parts, (…, T); anything where the scale is 0."""
+        value = torch.ones_like(step)
+        for part in _parts(p, step):
+            value = value * _product(_factors(p[..., part], step))
+        return self.multiply(value)
+
+    def rests(self, c: Counts) -> tuple[Tensor, Tensor]:
+        """Return Σ Re of weight·e^{iω}/φ_i and of weight/φ_i; (…, n)."""
+        less, same = [], []
+        for part in _parts(c.p, c.step):
+            terms = c.weight[..., None] / _factors(c.p[..., part], c.step)  # (…, T, m)
+            less.append(((c.step + 1)[..., None] * terms).real.sum(-2))
+            same.append(terms.real.sum(-2))
+        return torch.cat(less, -1), torch.cat(same, -1)
 
 
 HERE = Whole()
@@ -62,10 +80,7 @@ def counts(z: Tensor, k: Tensor, n: int | None = None, whole: Whole = HERE) -> C
     # ω k to the last digit: full turns are dropped before they are rounded
     phase = -2 * torch.pi * ((place * k[..., None]) % length[..., None]) / length[..., None]
     scale = torch.where(matters, torch.where(place == 0, 1.0, 2.0) / length[..., None], 0.0)
-    value = torch.ones_like(step)
-    for part in _parts(p, step):
-        value = value * _product(_factors(p[..., part], step))
-    return Counts(p, step, whole.multiply(value) * torch.polar(scale, phase))
+    return Counts(p, step, whole.product(p, step, scale) * torch.polar(scale, phase))
 
 
 def log_size(c: Counts) -> Tensor:
@@ -73,20 +88,16 @@ def log_size(c: Counts) -> Tensor:
     return c.weight.real.sum(-1).log()
 
 
-def without(c: Counts) -> tuple[Tensor, Tensor]:
+def without(c: Counts, whole: Whole = HERE) -> tuple[Tensor, Tensor]:
     """Return P(S − x_i = k − 1) and P(S − x_i = k), both relative to P(S = k); (…, n)."""
     total = c.weight.real.sum(-1, keepdim=True)
-    less, same = [], []
-    for part in _parts(c.p, c.step):
-        terms = c.weight[..., None] / _factors(c.p[..., part], c.step)  # (…, T, m)
-        less.append(((c.step + 1)[..., None] * terms).real.sum(-2))
-        same.append(terms.real.sum(-2))
-    return torch.cat(less, -1) / total, torch.cat(same, -1) / total
+    less, same = whole.rests(c)
+    return less / total, same / total
 
 
-def marginals(c: Counts) -> Tensor:
+def marginals(c: Counts, whole: Whole = HERE) -> Tensor:
     """Return P(x_i = 1 | S = k); (…, n)."""
-    less, same = without(c)
+    less, same = without(c, whole)
     chosen, left = c.p * less, (1 - c.p) * same
     return torch.where(chosen < left, chosen, 1 - left)
 

@@ -41,7 +41,7 @@ class _LogNormaliser(_OfTheta):
 
     @staticmethod
     def forward(theta: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return natural.log_normaliser(theta, k, ops.sigmoid_margins)
+        return natural.log_normaliser(theta, k, ops.sigmoid_margins, ops.WHOLE)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor, None]:
@@ -58,7 +58,7 @@ class _Marginals(_OfTheta):
 
     @staticmethod
     def forward(theta: Tensor, k: Tensor) -> Tensor:
-        return natural.marginals(theta, k, ops.sigmoid_margins)
+        return natural.marginals(theta, k, ops.sigmoid_margins, ops.WHOLE)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
@@ -95,7 +95,7 @@ class _CovarianceSolve(torch.autograd.Function):
 
     @staticmethod
     def forward(theta: Tensor, k: Tensor, g: Tensor) -> Tensor:
-        return natural.covariance_solve(_counts(theta, k), g)
+        return natural.covariance_solve(_counts(theta, k), g, ops.WHOLE)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
@@ -109,7 +109,7 @@ class _CovarianceSolve(torch.autograd.Function):
             leaf = theta.detach().requires_grad_()
             counts = _counts(leaf, k)
             with torch.no_grad():
-                w = natural.covariance_solve(counts, u)
+                w = natural.covariance_solve(counts, u, ops.WHOLE)
             (slope,) = torch.autograd.grad((w * subsets.covariance_product(counts, v)).sum(), leaf)
         return -slope, None, w
 

@@ -80,7 +80,7 @@ def _load() -> tuple[Any, str]:
     width = PATHS[library.khot_path()]
     what = "top-k (sigmoid, Laplace, Euclidean, float32 normal, Cauchy and power, with costs too, hard, statistical), "
     what += "logarithms, thresholds and losses of float32 rows, "
-    what += "pivotal and systematic samples, matching pursuit, certified attention"
+    what += "pivotal, systematic, Sampford and conditional Poisson samples, matching pursuit, certified attention"
     return library, f"native, {width} (for {what}; eager torch for the rest; {built})"
 
 
@@ -121,9 +121,10 @@ REASON += _why
 def direct(**names: Any) -> tuple[Any, Any, Any]:
     """Return two functions that call the library without ctypes.
 
-    They are (x, k, T, dim, cdf, mask) → y and (g, y, T, cdf) → dx. They return None for a call that is not simple: not an ordinary contiguous CPU tensor, say. Where the extension, or
-    what it needs of torch, is missing, they always do. The third makes the method by which nodes of a type call the
-    second, or is None. `names` are the functions of torch and khot that the extension calls.
+    They are (x, k, T, dim, cdf, mask) → y and (g, y, T, cdf) → dx. They return None for a call that is not simple: not
+    an ordinary contiguous CPU tensor, say. Where the extension, or what it needs of torch, is missing, they always do.
+    The third makes the method by which nodes of a type call the second, or is None. `names` are the functions of torch
+    and khot that the extension calls.
     """
     if _DIRECT is None:
         return (lambda *_: None), (lambda *_: None), None

@@ -10,6 +10,7 @@ them where it can.
 from . import _costs as costs
 from . import _logs as logs
 from ._samplers import (
+    WHOLE,
     brewer,
     cube,
     local_pivotal,
@@ -49,7 +50,17 @@ __all__ = [
     "sigmoid_margins",
     "topk",
 ]
-__all__ += ["brewer", "natural_parameters", "order", "pivotal", "rejective", "sampford", "systematic", "uniform"]
+__all__ += [
+    "WHOLE",
+    "brewer",
+    "natural_parameters",
+    "order",
+    "pivotal",
+    "rejective",
+    "sampford",
+    "systematic",
+    "uniform",
+]
 __all__ += ["quick_cutoff", "statistical_cutoff", "statistical_topk"]
 __all__ += ["costs", "cube", "direct_topk", "local_pivotal", "logs", "prices"]
 __all__ += ["sums_at", "takes_halves", "topk_into", "value_at"]

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .._math import balanced, cdfs, high_entropy, natural, noise
+from .._math import balanced, cdfs, high_entropy, natural, noise, subsets
 from .._math import pivotal as _pivotal
 from .._math import prices as _prices
 from .._math import systematic as _systematic
@@ -61,13 +61,65 @@ def _define_law(name: str, kernel: Op) -> Op:
     return define_sampler(name, signature, kernel, lambda p, k, seed, draws: p.new_empty((draws, *p.shape)))
 
 
-rejective = _define_law("rejective", partial(natural.draw, uniform=uniform))
+# p (…, n) float64, step (…, T) complex, scale (…, T) → (…, T) complex
+_count_products = define(
+    "count_products",
+    "(Tensor p, Tensor step, Tensor scale) -> Tensor",
+    subsets.HERE.product,
+    lambda p, step, scale: torch.empty_like(step),
+)
+# p (…, n) float64, step and weight (…, T) complex → (…, 2, n)
+_count_rests = define(
+    "count_rests",
+    "(Tensor p, Tensor step, Tensor weight) -> Tensor",
+    lambda p, step, weight: torch.stack(subsets.HERE.rests(subsets.Counts(p, step, weight)), -2),
+    lambda p, step, weight: p.new_empty((*p.shape[:-1], 2, p.shape[-1])),
+)
+
+
+class Whole(subsets.Whole):
+    """The same sums by ops, which have no derivatives."""
+
+    def product(self, p: Tensor, step: Tensor, scale: Tensor) -> Tensor:
+        """As in `_math.subsets`."""
+        return _count_products(p, step, scale)
+
+    def rests(self, c: subsets.Counts) -> tuple[Tensor, Tensor]:
+        """As in `_math.subsets`."""
+        batch = torch.broadcast_shapes(*(t.shape[:-1] for t in c))
+        less, same = _count_rests(*(t.expand(*batch, t.shape[-1]) for t in c)).unbind(-2)
+        return less, same
+
+
+WHOLE = Whole()
+# p (rows, n) float64, k (rows) float64, seed () → (draws, rows, n)
+_along_tree = define_sampler(
+    "along_tree",
+    "(Tensor p, Tensor k, Tensor seed, int stream, SymInt draws, SymInt group) -> Tensor",
+    partial(natural.along_tree, uniform=uniform),
+    lambda p, k, seed, stream, draws, group: p.new_empty((draws, *p.shape)),
+)
+rejective = _define_law("rejective", partial(natural.draw, uniform=uniform, along_tree=_along_tree))
+# logits (…, n) float64, k (…) float64 → (…, n)
+_pareto_constants = define(
+    "pareto_constants", "(Tensor logits, Tensor k) -> Tensor", high_entropy.pareto_constants, like
+)
 brewer = _define_law("brewer", partial(high_entropy.draw_brewer, uniform=uniform))
-_sampford = partial(high_entropy.draw_sampford, uniform=uniform, hard_topk=hard_topk, margins=sigmoid_margins)
+_sampford = partial(
+    high_entropy.draw_sampford,
+    uniform=uniform,
+    hard_topk=hard_topk,
+    margins=sigmoid_margins,
+    constants_of=_pareto_constants,
+    rejective=rejective,
+)
 sampford = _define_law("sampford", _sampford)
 # marginals (…, n) float64, k (…) float64 → natural parameters (…, n)
 natural_parameters = define(
-    "natural_parameters", "(Tensor p, Tensor k) -> Tensor", partial(natural.solve, margins=sigmoid_margins), like
+    "natural_parameters",
+    "(Tensor p, Tensor k) -> Tensor",
+    partial(natural.solve, margins=sigmoid_margins, whole=WHOLE),
+    like,
 )
 
 
@@ -96,5 +148,14 @@ _price = define_sampler(
 )
 
 if cpu.LIBRARY is not None:
-    for _name in ("pivotal", "systematic", "uniform", "order"):
+    for _name in (
+        "pivotal",
+        "systematic",
+        "uniform",
+        "order",
+        "along_tree",
+        "pareto_constants",
+        "count_products",
+        "count_rests",
+    ):
         LIBRARY.impl(_name, getattr(cpu_samplers, _name), "CPU")

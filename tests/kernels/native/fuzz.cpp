@@ -1,11 +1,12 @@
 // Fuzzes the C entry points under the address and undefined-behaviour sanitizers: random sizes, ks, temperatures, masks
 // and bit patterns. A case fails if a row that can be satisfied does not sum to k, if one that cannot is not NaN, or if
 // an entry leaves [0, 1]; if the sums at a point are not those of the values there; if a statistical top-k is not what
-// exceeds its threshold; if a row with costs does not spend its budget; if logarithms or losses are not those of a row that sums to k; if a sample is not 0s and 1s of the right number; if a pursuit takes an atom twice or makes the
-// residual larger; if attention drops more than its bound, or bounds more than it may; and if a call that gets no memory
+// exceeds its threshold; if a row with costs does not spend its budget; if logarithms or losses are not those of a row that sums to k; if a sample is not 0s and 1s of the right number; if one along a tree, Pareto's constants or the characteristic
+// function of a count is not what it stands for; if a pursuit takes an atom twice or makes the residual larger; if attention drops more than its bound, or bounds more than it may; and if a call that gets no memory
 // does not
 // say so. The sanitizers catch the rest. Usage: fuzz [cases] [seed]
 #include <cmath>
+#include <complex>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -589,6 +590,107 @@ template <class T> int fuzz_attention(Rng& rng, long number) {
   return !good;
 }
 
+// Samples along a tree of counts are 0s and 1s, k in number; Pareto's constants fall as logits rise; and characteristic
+// functions are the products and sums that they stand for.
+int fuzz_laws(Rng& rng, long number) {
+  std::uniform_real_distribution<double> uniform;
+  const int64_t n = 1 + (int64_t)(rng() % (number % 500 == 0 ? 100000 : number % 20 == 0 ? 3000 : 200));
+  const int64_t rows = number % 500 == 0 ? 1 : 1 + (int64_t)(rng() % 12), draws = 1 + (int64_t)(rng() % 5);
+  const double steep = 20 * uniform(rng), scale = std::pow(10, 4 * uniform(rng) - 2);
+  const bool is_any = rng() % 20 == 0;  // then the sanitizers alone look on
+  const auto at = [n](int64_t r, int64_t i) { return (size_t)(r * n + i); };
+  std::vector<double> p((size_t)(rows * n)), theta(p.size()), c(p.size()), k((size_t)rows), size((size_t)rows);
+  std::vector<double> x((size_t)(draws * rows * n));
+  std::vector<bool> is_tilted((size_t)rows);
+  for (int64_t r = 0; r < rows; ++r) {
+    double ones = 0, most = 0, odds = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      double& chance = p[at(r, i)];
+      double& logit = theta[at(r, i)];
+      chance = is_any ? any_bits<double>(rng) : rng() % 8 == 0 ? (double)(rng() % 2) : std::pow(uniform(rng), steep);
+      logit = is_any ? any_bits<double>(rng) : scale * std::tan(3.1 * (uniform(rng) - 0.5));
+      if (!is_any && rng() % 8 == 0) logit = (rng() % 2 ? 1 : -1) * std::numeric_limits<double>::infinity();
+      ones += chance == 1;
+      most += chance > 0;
+      odds += 1 / (1 + std::exp(-logit));
+    }
+    k[(size_t)r] = is_any ? any_bits<double>(rng) : ones + std::floor((most - ones + 1) * uniform(rng));
+    is_tilted[(size_t)r] = rng() % 4 != 0;  // otherwise the integrand may overflow
+    size[(size_t)r] = is_any ? any_bits<double>(rng) : is_tilted[(size_t)r] ? odds : (double)(rng() % (uint64_t)(n + 1));
+  }
+  const auto threads = 1 + (int32_t)(rng() % 2), path = (int32_t)(rng() % 3);
+  const auto group = 1 + (int64_t)(rng() % 3), seed = (int64_t)rng();
+  const auto sample = [&] {
+    return khot_sample_tree(p.data(), rows, n, k.data(), seed, 8, draws, group, path, threads, x.data());
+  };
+  no_memory = number % 50 == 0;
+  if (no_memory && sample() != KHOT_NO_MEMORY)
+    return std::printf("case %ld: a tree without memory does not say so\n", number), 1;
+  no_memory = false;
+  bool good = sample() == KHOT_OK;
+  for (int64_t r = 0; r < draws * rows && !is_any; ++r) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const double v = x[at(r, i)], chance = p[at(r % rows, i)];
+      sum += v;
+      good &= (v == 0 || v == 1) && (chance > 0 || v == 0) && (chance < 1 || v == 1);
+    }
+    good &= sum == k[(size_t)(r % rows)];
+  }
+  if (!good) return std::printf("case %ld: n=%ld: a bad sample along a tree\n", number, (long)n), 1;
+
+  std::vector<uint8_t> left((size_t)rows);
+  khot_pareto_constants(theta.data(), rows, n, size.data(), path, threads, c.data(), left.data());
+  for (int64_t r = 0; r < rows && !is_any; ++r) {
+    if (left[(size_t)r] || !is_tilted[(size_t)r]) continue;
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t j = (int64_t)(rng() % (uint64_t)n);
+      const double a = theta[at(r, i)], b = theta[at(r, j)], ca = c[at(r, i)], cb = c[at(r, j)];
+      if (!(std::isfinite(a) ? ca > 0 : ca == 0))
+        return std::printf("case %ld: n=%ld: the constant of %.17g is %.17g\n", number, (long)n, a, ca), 1;
+      if (std::isfinite(a) && std::isfinite(b) && a < b && !(ca >= cb * (1 - 1e-10)))
+        return std::printf("case %ld: n=%ld: the constants of %.17g and %.17g are %.17g and %.17g\n", number, (long)n, a,
+                           b, ca, cb), 1;
+    }
+  }
+
+  constexpr int most_points = 30;
+  const int points = 1 + (int)(rng() % most_points);
+  std::vector<double> step((size_t)(2 * rows * points)), weight(step.size()), product(step.size()), less(p.size()),
+      same(p.size()), matters((size_t)(rows * points));
+  for (auto& v : weight) v = is_any ? any_bits<double>(rng) : uniform(rng) - 0.5;
+  for (int64_t t = 0; t < rows * points; ++t) {
+    const double angle = 3.1 * (double)(t % points) / points;
+    step[(size_t)(2 * t)] = std::cos(angle) - 1;
+    step[(size_t)(2 * t + 1)] = std::sin(angle);
+    matters[(size_t)t] = rng() % 4 ? 1 : 0;
+  }
+  khot_count_products(p.data(), rows, n, step.data(), matters.data(), points, path, threads, product.data());
+  khot_count_rests(p.data(), rows, n, step.data(), weight.data(), points, path, threads, same.data(), less.data());
+  for (int64_t t = 0; t < rows * points && !is_any; ++t) {
+    const int64_t r = t / points;
+    const std::complex<double> turn(step[(size_t)(2 * t)], step[(size_t)(2 * t + 1)]);
+    std::complex<double> expected = 1;
+    for (int64_t i = 0; i < n && matters[(size_t)t] != 0; ++i) expected *= 1.0 + p[at(r, i)] * turn;
+    good &= std::abs(expected - std::complex<double>(product[(size_t)(2 * t)], product[(size_t)(2 * t + 1)])) < 1e-9;
+  }
+  for (int64_t r = 0; r < rows && !is_any; ++r) {
+    const auto i = (int64_t)(rng() % (uint64_t)n);
+    double sums[3] = {0, 0, 0};
+    for (int64_t t = r * points; t < (r + 1) * points; ++t) {
+      const std::complex<double> turn(step[(size_t)(2 * t)], step[(size_t)(2 * t + 1)]);
+      const auto term =
+          std::complex<double>(weight[(size_t)(2 * t)], weight[(size_t)(2 * t + 1)]) / (1.0 + p[at(r, i)] * turn);
+      sums[0] += term.real();
+      sums[1] += (term * (1.0 + turn)).real();
+      sums[2] += std::abs(term);
+    }
+    good &= std::fabs(sums[0] - same[at(r, i)]) <= 1e-12 * sums[2] && std::fabs(sums[1] - less[at(r, i)]) <= 1e-12 * sums[2];
+  }
+  if (!good) std::printf("case %ld: n=%ld: a bad characteristic function\n", number, (long)n);
+  return !good;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -601,6 +703,7 @@ int main(int argc, char** argv) {
     failed += i % 3 ? fuzz_costs<float>(rng, i) : fuzz_costs<double>(rng, i);
   for (long i = 0; i < cases && failed < 10; ++i)
     failed += i % 2 ? fuzz_samples<float>(rng, i) : fuzz_samples<double>(rng, i);
+  for (long i = 0; i < cases && failed < 10; ++i) failed += fuzz_laws(rng, i);
   for (long i = 0; i < cases && failed < 10; ++i)
     failed += i % 2 ? fuzz_pursuit<float>(rng, i) : fuzz_pursuit<double>(rng, i);
   for (long i = 0; i < cases && failed < 10; ++i)

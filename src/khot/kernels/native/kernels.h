@@ -9,6 +9,7 @@ namespace khot {
 
 constexpr int64_t kShort = 256, kGrouped = 4096;  // the longest rows for `sure_group`, and for `quick_group`
 constexpr int kMostRows = 16;  // of a group
+constexpr int kMostTrees = 8;  // side by side
 
 // τ = anchor + T·shift.
 template <class T> struct Threshold {
@@ -104,6 +105,13 @@ struct Halves {
   uint16_t* dx;
 };
 
+constexpr int64_t kPad = 16;  // zeros on both sides of what `convolve` takes and gives
+
+// Where the nodes of 2^level leaves begin in a tree over 2^bits of them, in vectors.
+static constexpr int64_t tree_level(int bits, int level) {
+  return ((int64_t)level << bits) + ((int64_t)2 << bits) - ((int64_t)2 << (bits - level));
+}
+
 template <class T> struct Kernels {
   // One row of a soft top-k, by cdf; null: there is no such kernel.
   void (*row[KHOT_CDFS])(const Row<T>& row, T* y);
@@ -145,6 +153,18 @@ template <class T> struct Kernels {
   void (*narrow)(int32_t dtype, const T* from, int64_t n, int threads, uint16_t* to);
   // The derivative of one row of 16 bits at its root, by cdf: x instead of row.x; `room` has n places.
   void (*half_pull[KHOT_CDFS])(const Row<T>& row, const Halves& halves, const Root& root, T* room);
+  // The constants of Pareto's law; false if the row is left to another method. Null but for double, as what follows.
+  bool (*pareto)(const double* theta, int64_t n, double k, int threads, double* c);
+  // The characteristic function of a count at some points, complex, where their weight is not 0; and sums over points of
+  // what it is without one item, times weights.
+  void (*count_products)(const double* p, int64_t n, const double* step, const double* weight, int points, int threads,
+                         double* product);
+  void (*count_rests)(const double* p, int64_t n, const double* step, const double* weight, int points, int threads,
+                      double* same, double* less);
+  // Distributions of counts in `trees` small trees side by side, and in a larger node from those of two below.
+  int trees;
+  void (*grow_trees)(const double* const* leaves, const int64_t* counts, int bits, int64_t most, double* tree);
+  void (*convolve)(const double* a, int64_t na, const double* b, int64_t nb, double* out);
 };
 
 extern const Kernels<float> portable_float;

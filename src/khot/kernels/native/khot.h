@@ -152,6 +152,26 @@ KHOT_API void khot_uniform(int64_t seed, int64_t stream, int64_t count, int thre
 /* A random order of n items for each key, rows × n. */
 KHOT_API void khot_order(const int64_t* keys, int64_t rows, int64_t n, int threads, int64_t* out) KHOT_NOEXCEPT;
 
+/* The constants of Pareto's law for logits, rows × n, and the sizes k; is_left[r] is 1 for a row that is left to another
+ * method. */
+KHOT_API void khot_pareto_constants(const double* logits, int64_t rows, int64_t n, const double* k, int path, int threads,
+                                    double* out, uint8_t* is_left) KHOT_NOEXCEPT;
+
+/* The characteristic function of a sum of independent draws with the chances p, rows × n, at up to 32 points of each row:
+ * Π (1 + p·step), complex, or 1 where the weight, a number per point, is 0. */
+KHOT_API void khot_count_products(const double* p, int64_t rows, int64_t n, const double* step, const double* weight,
+                                  int points, int path, int threads, double* product) KHOT_NOEXCEPT;
+
+/* For each item, Σ Re(weight/(1 + p·step)) over the points, and Σ Re(weight·(1 + step)/(1 + p·step)); both complex. */
+KHOT_API void khot_count_rests(const double* p, int64_t rows, int64_t n, const double* step, const double* weight,
+                               int points, int path, int threads, double* same, double* less) KHOT_NOEXCEPT;
+
+/* Samples of independent draws with the chances p, rows × n, given that they are k in number: `draws` × rows × n. A tree
+ * shares the counts out; each of its levels takes the uniforms of one stream, as many streams from `stream` on for each
+ * `group` of draws. */
+KHOT_API int khot_sample_tree(const double* p, int64_t rows, int64_t n, const double* k, int64_t seed, int64_t stream,
+                              int64_t draws, int64_t group, int path, int threads, double* out) KHOT_NOEXCEPT;
+
 /* Orthogonal matching pursuit. alpha, rows × n, holds the correlations of signals and atoms, and is overwritten. Writes
  * the atoms and their coefficients, rows × slots, of which `taken` are used; coefs must be 0 before. is_close[r]
  * becomes 1 if atoms of a signal are so alike that its coefficients have lost digits. */

@@ -1,11 +1,12 @@
-// What samplers draw with: words of a counter, numbers of [0, 1) from them, and random orders. A twin of _math/noise.py, to
-// the last bit. For sampling.cpp alone, which is compiled once; GCC on Linux makes wider versions of the loops that are
+// What samplers draw with: many numbers of words.h, and random orders. A twin of _math/noise.py, to the last bit. For
+// sampling.cpp alone, which is compiled once; GCC on Linux makes wider versions of the loops that are
 // marked for it, and the loader of the program chooses between them.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
+
+#include "words.h"
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__) && __GNUC__ >= 12
@@ -16,45 +17,10 @@
 
 namespace {
 
-constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u;
-
-inline uint64_t mixed(uint64_t word) {
-  word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9u;
-  word = (word ^ (word >> 27)) * 0x94D049BB133111EBu;
-  return word ^ (word >> 31);
-}
-
-inline uint64_t word_at(uint64_t key, int64_t place) { return mixed(key + (uint64_t)(place + 1) * kGolden); }
-inline uint64_t stream_key(uint64_t seed, uint64_t stream) { return mixed(seed ^ stream * kGolden); }
-
-// A double from the bits of one that is known, and the other way.
-inline double number_of(uint64_t bits) {
-  double value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-inline uint64_t bits_of(double value) {
-  uint64_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
-
-// A word as a number, rounded once. Vectors of older processors convert no integers of 64 bits: both halves become the
-// last digits of a double.
-inline double as_number(uint64_t word) {
-  const double low = number_of((word & 0xFFFFFFFFu) | bits_of(0x1p52)), high = number_of((word >> 32) | bits_of(0x1p84));
-  return (high - (0x1p84 + 0x1p52)) + low;
-}
-
-// The upper 53 bits as a number of [0, 1).
-inline double unit(uint64_t word) { return as_number(word >> 11) * 0x1p-53; }
-
 // The key of draw d of a row; both draws of a pair have the same.
 inline uint64_t row_key(int64_t seed, int64_t d, int64_t rows, int64_t row, bool is_paired) {
   return word_at((uint64_t)seed, (is_paired ? d / 2 : d) * rows + row);
 }
-
-inline int bit_length(uint64_t value) { return value ? 64 - __builtin_clzll(value) : 0; }
 
 // Calls body(part, begin, end) for the parts of [0, n), side by side if there are threads: at most kMostParts of a power
 // of two of items. Returns log2 of the items of a part.
