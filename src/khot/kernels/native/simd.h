@@ -221,6 +221,13 @@ template <class T, class R> inline void store_part(T* p, R v, int64_t count) {
 }
 #endif
 
+// Whether a·b + c is rounded once.
+#if defined(__AVX2__) || defined(KHOT_NEON)
+constexpr bool kFuses = true;
+#else
+constexpr bool kFuses = false;
+#endif
+
 template <class T> struct Vector;
 template <> struct Vector<float> {
   using reg = Floats;
