@@ -10,6 +10,7 @@ namespace khot {
 constexpr int64_t kShort = 256, kGrouped = 4096;  // the longest rows for `sure_group`, and for `quick_group`
 constexpr int kMostRows = 16;  // of a group
 constexpr int kMostTrees = 8;  // side by side
+constexpr int64_t kTiny = 16;  // the longest rows for `hard_short`
 
 // τ = anchor + T·shift.
 template <class T> struct Threshold {
@@ -125,6 +126,8 @@ template <class T> struct Kernels {
   bool (*margin)(const Row<T>& row, T* z);
   // Ones at the k largest.
   void (*hard)(const Row<T>& row, T* out);
+  // The same of `count` rows of up to kTiny scores, from row `first` on.
+  void (*hard_short)(const khot_rows& rows, int64_t first, int64_t count, T* out);
   // The derivative of one row, by cdf: row.x is y, dx (n); returns dk.
   double (*pull[KHOT_CDFS])(const Row<T>& row, const T* g, T* dx);
   // The same of `count` ≤ `group` rows of up to kShort entries; dk has room for a group. Null: there is no such way.

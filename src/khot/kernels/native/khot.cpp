@@ -50,6 +50,12 @@ template <class T> void margin(const khot_rows& rows, T* z, uint8_t* is_left) {
 
 template <class T> void hard(const khot_rows& rows, T* out) {
   const auto& table = kernels(rows.path, T());
+  if (rows.n <= khot::kTiny) {
+    return for_rows((rows.rows + kBatch - 1) / kBatch, kBatch * rows.n, rows.threads, [&](int64_t b, int) {
+      const int64_t first = b * kBatch, rest = rows.rows - first;
+      table.hard_short(rows, first, rest < kBatch ? rest : kBatch, out);
+    });
+  }
   for_rows(rows.rows, rows.n, rows.threads,
            [&](int64_t r, int share) { table.hard(row_of<T>(rows, r, share), out + r * rows.n); });
 }

@@ -14,6 +14,20 @@ struct LaneMoments {
   Floats p, v, pv, vv;  // as in Moments
 };
 
+// p(1 − p). A product of small numbers that is rounded by itself may be below the normal range, which takes many times as
+// long: p·p would be, and what has underflowed, too.
+inline Floats spread(Floats p) {
+  using V = Vec<float>;
+  return kFuses ? V::fnma(p, p, p) : V::mul(p, V::sub(V::set(1), p));
+}
+
+// Adds an entry. There, one below 1e-18 counts as that in all but Σp: these sums only say where to step.
+inline void add_entry(Floats p, LaneMoments& m) {
+  using V = Vec<float>;
+  const auto q = kFuses ? p : V::max(p, V::set(1e-18f)), v = spread(q);
+  m = {V::add(m.p, p), V::add(m.v, v), V::fma(q, v, m.pv), V::fma(v, v, m.vv)};
+}
+
 // The first score of each row; 0 if it is not finite, or may not be chosen.
 inline Floats first_scores(const Row<float>* rows) {
   float first[kRows];
@@ -48,12 +62,8 @@ struct ShortRows {
     const int64_t n = rows.n;
     for (int64_t j = 0; j < n; ++j) p[j] = sigma_of<V>(V::fma(V::sub(anchor, rows.x[j]), scale, shift));
     LaneMoments sums[2] = {};
-    const auto add = [&](Floats q, LaneMoments& m) {
-      const auto v = V::fnma(q, q, q);
-      m = {V::add(m.p, q), V::add(m.v, v), V::fma(q, v, m.pv), V::fma(v, v, m.vv)};
-    };
-    for (int64_t j = 0; j + 1 < n; j += 2) add(p[j], sums[0]), add(p[j + 1], sums[1]);
-    if (n & 1) add(p[n - 1], sums[0]);
+    for (int64_t j = 0; j + 1 < n; j += 2) add_entry(p[j], sums[0]), add_entry(p[j + 1], sums[1]);
+    if (n & 1) add_entry(p[n - 1], sums[0]);
     const auto &a = sums[0], &b = sums[1];
     return {V::add(a.p, b.p), V::add(a.v, b.v), V::add(a.pv, b.pv), V::add(a.vv, b.vv)};
   }
@@ -126,10 +136,7 @@ struct LongRows {
     for (int r = 0; r < kRows; ++r) {
       const float* p = out[r < count ? r : 0];
       LaneMoments all{};
-      in_blocks<false, LaneMoments>([=](auto at, LaneMoments& m) {
-        const auto q = at.load(p), v = V::fnma(q, q, q);
-        m = {V::add(m.p, q), V::add(m.v, v), V::fma(q, v, m.pv), V::fma(v, v, m.vv)};
-      }, [&](const LaneMoments& a, const LaneMoments& b) {
+      in_blocks<false, LaneMoments>([=](auto at, LaneMoments& m) { add_entry(at.load(p), m); }, [&](const LaneMoments& a, const LaneMoments& b) {
         all.p += a.p + b.p, all.v += a.v + b.v, all.pv += a.pv + b.pv, all.vv += a.vv + b.vv;
       });
       sums[0][r] = all.p, sums[1][r] = all.v, sums[2][r] = all.pv, sums[3][r] = all.vv;

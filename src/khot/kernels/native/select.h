@@ -1,4 +1,4 @@
-// Order statistics and hard selection.
+// Order statistics.
 #pragma once
 
 #include "row.h"
@@ -49,41 +49,63 @@ template <class V, class T> Parted<T> part_at(const T* values, int64_t m, T pivo
   int64_t i = 0;
   for (; i + V::width <= m; i += V::width) step(Full<V>{i});
   if (i < m) step(Part<V>{i, m - i});
-  Parted<T> all = {0, inf, -inf};
-  for (int l = 0; l < V::width; ++l) {
-    all.count += (int64_t)count[l];
-    all.from = Scalar<T>::min(all.from, from[l]);
-    all.below = Scalar<T>::max(all.below, below[l]);
-  }
-  return all;
+  return {(int64_t)V::total(count), V::least(from), V::most(below)};
+}
+
+// The smallest score and the largest.
+template <class T> struct Ends {
+  T low, high;
+};
+
+template <class V, class T> Ends<T> ends_of(const T* values, int64_t m) {
+  const T inf = std::numeric_limits<T>::infinity();
+  auto low = V::set(inf), high = V::set(-inf);
+  const auto step = [&](auto at) {
+    low = V::min(low, at.load(values, inf));
+    high = V::max(high, at.load(values, -inf));
+  };
+  int64_t i = 0;
+  for (; i + V::width <= m; i += V::width) step(Full<V>{i});
+  if (i < m) step(Part<V>{i, m - i});
+  return {V::least(low), V::most(high)};
 }
 
 constexpr int64_t kMostParted = 16384;  // bytes
 
-// As khot::nth, by halving the keys between two scores: a few vector passes, and at most 32 of them (64 for doubles). A
-// row so long that it leaves the cache is better served by khot::nth.
-template <class V, class T> void select_few(T* values, int64_t m, int64_t r, int64_t s, T* value_r, T* value_s) {
-  if (m > kMostParted / (int64_t)sizeof(T)) return khot::nth(values, m, r, s, value_r, value_s);
-  const T inf = std::numeric_limits<T>::infinity();
-  const Parted<T> ends = part_at<V>(values, m, inf);
-  T low = part_at<V>(values, m, -inf).from, high = ends.count ? inf : ends.below;
-  int64_t reached = m;
-  T below = low;  // the next smaller score than `low`; the score of rank r is one of [low, high]
-  while (low != high && reached != r) {
-    const auto low_key = order_key(low), high_key = order_key(high);
-    using Unsigned = Bits<T>;
-    const auto half = (Whole<T>)(((Unsigned)high_key - (Unsigned)low_key) >> 1);
-    T pivot = score_of<T>(low_key + half + 1);
-    if (!(pivot > low)) pivot = std::numeric_limits<T>::min();  // a machine that takes the pivot for 0, and low is 0
+template <class T> inline bool is_few(int64_t m) { return m <= kMostParted / (int64_t)sizeof(T); }
+
+// As khot::nth, between two scores that occur: two times where the rank lies if the scores between are spread evenly, then
+// half way between their keys. So it takes a few vector passes, and never more than 96 (192 for doubles).
+template <class V, class T> void select_between(const T* values, int64_t m, int64_t r, int64_t s, Ends<T> ends,
+                                                T* value_r, T* value_s) {
+  T low = ends.low, high = ends.high;  // the score of rank r is one of [low, high]
+  T below = low;                       // the next smaller score than `low`
+  int64_t reached = m, above = 0;      // how many reach `low`, and how many are larger than `high`
+  for (int i = 0; low != high && reached != r; ++i) {
+    const T share = ((T)(r - above) - T(0.5)) / (T)(reached - above);
+    T pivot = high + share * (low - high);
+    if (i % 3 == 2 || !(pivot > low && pivot <= high)) {
+      const auto low_key = order_key(low), high_key = order_key(high);
+      using Unsigned = Bits<T>;
+      const auto half = (Whole<T>)(((Unsigned)high_key - (Unsigned)low_key) >> 1);
+      pivot = score_of<T>(low_key + half + 1);
+      if (!(pivot > low)) pivot = std::numeric_limits<T>::min();  // a machine that takes the pivot for 0, and low is 0
+    }
     const Parted<T> at = part_at<V>(values, m, pivot);
     if (at.count >= r) {
       low = at.from, below = at.below, reached = at.count;
     } else {
-      high = at.below;
+      high = at.below, above = at.count;
     }
   }
   *value_r = low + T(0);  // not −0, which other lanes may have met first
   *value_s = (s > reached ? below : low) + T(0);
+}
+
+// As khot::nth, which serves a row better that is so long that it leaves the cache.
+template <class V, class T> void select_few(T* values, int64_t m, int64_t r, int64_t s, T* value_r, T* value_s) {
+  if (!is_few<T>(m)) return khot::nth(values, m, r, s, value_r, value_s);
+  select_between<V>(values, m, r, s, ends_of<V>(values, m), value_r, value_s);
 }
 
 // As khot::nth, where high ≥ value_r and value_s ≥ low, and the scores between are many: they are ties of high and low,
@@ -116,7 +138,7 @@ template <class V, class T> void select_among_ties(const T* values, int64_t m, i
 // has m places and may be `values` itself.
 template <class V, class T>
 void select_ranks(const T* values, int64_t m, int threads, int64_t r, int64_t s, T* scratch, T* value_r, T* value_s) {
-  while (m > kMostParted / (int64_t)sizeof(T)) {
+  while (!is_few<T>(m)) {
     const int64_t size = m / 8 < kMostSampled ? m / 8 : kMostSampled;
     T sample[kMostSampled], high = std::numeric_limits<T>::infinity(), low = -high;  // 32 KB at most
     for (int64_t i = 0; i < size; ++i) sample[i] = values[i * (m / size)];
@@ -143,38 +165,9 @@ void select_ranks(const T* values, int64_t m, int threads, int64_t r, int64_t s,
     });
     values = scratch, r -= above, s -= above;
   }
+  if (is_few<T>(m)) return select_between<V>(values, m, r, s, ends_of<V>(values, m), value_r, value_s);
   if (scratch != values) std::memcpy(scratch, values, (size_t)m * sizeof(T));
-  select_few<V>(scratch, m, r, s, value_r, value_s);
-}
-
-// Ones at the k greatest allowed scores, ties by lowest index; NaN throughout if that cannot be done.
-template <class V, class T> void hard_row(const Row<T>& row, T* out) {
-  const Census census = count_kinds<V>(row);
-  const int64_t possible = census.finite + census.infinite;
-  if (census.nan || !(row.k >= 0 && row.k == std::floor(row.k) && row.k <= (double)possible)) {
-    for (int64_t i = 0; i < row.n; ++i) out[i] = std::numeric_limits<T>::quiet_NaN();
-    return;
-  }
-  const auto k = (int64_t)row.k;
-  T bound = std::numeric_limits<T>::infinity();  // the smallest chosen score
-  int64_t ties = 0;
-  if (k > 0) {
-    const bool is_whole = !row.mask && possible == row.n;
-    if (!is_whole) gather<V>(row, false, out);
-    select_ranks<V>(is_whole ? row.x : out, possible, row.threads, k, k, out, &bound, &bound);
-  }
-  double above[1];
-  accumulate_scores<V, 1>(row, above, [=](auto at, auto* lanes) {
-    const auto one = V::keep(V::gt(at.scores(row), V::set(bound)), V::set(1));
-    at.store(out, one);
-    lanes[0] = V::add(lanes[0], one);
-  });
-  ties = k - (int64_t)above[0];
-  for (int64_t i = 0; ties > 0; ++i) {
-    if (!allowed(row, i) || row.x[i] != bound) continue;
-    out[i] = 1;
-    --ties;
-  }
+  khot::nth(scratch, m, r, s, value_r, value_s);
 }
 
 }  // namespace

@@ -221,6 +221,13 @@ template <class T, class R> inline void store_part(T* p, R v, int64_t count) {
 }
 #endif
 
+// Whether a·b + c is rounded once.
+#if defined(__AVX2__) || defined(KHOT_NEON)
+constexpr bool kFuses = true;
+#else
+constexpr bool kFuses = false;
+#endif
+
 template <class T> struct Vector;
 template <> struct Vector<float> {
   using reg = Floats;
@@ -301,6 +308,15 @@ template <class T> struct Vec {
   static reg scale2(reg v, reg shifted) {  // v·2^n, shifted = magic + n
     return (reg)((bits)v + ((bits)shifted << (sizeof(T) == 4 ? 23 : 52)));
   }
+  static T total(reg v) {
+    return folded(v, [](T a, T b) { return a + b; });
+  }
+  static T least(reg v) {  // no NaN
+    return folded(v, [](T a, T b) { return b < a ? b : a; });
+  }
+  static T most(reg v) {
+    return folded(v, [](T a, T b) { return b > a ? b : a; });
+  }
   struct wide {  // a float64 accumulator
     Doubles v{};
     void add(reg r) {
@@ -309,15 +325,18 @@ template <class T> struct Vec {
       else
         v += r;
     }
-    double total() const { return sum_lanes(v); }
+    double total() const {
+      return folded(v, [](double a, double b) { return a + b; });
+    }
   };
  private:
-  static double sum_lanes(Doubles v) {  // by halves
-    constexpr int count = kBytes / 8;
-    double part[count];
+  template <class R, class Fold, class S = typename std::remove_reference<decltype(R{}[0])>::type>
+  static S folded(R v, Fold fold) {  // by halves
+    constexpr int count = kBytes / (int)sizeof(S);
+    S part[count];
     std::memcpy(part, &v, sizeof part);
     for (int half = count / 2; half > 0; half /= 2)
-      for (int i = 0; i < half; ++i) part[i] += part[i + half];
+      for (int i = 0; i < half; ++i) part[i] = fold(part[i], part[i + half]);
     return part[0];
   }
 };

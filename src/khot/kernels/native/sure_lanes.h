@@ -88,7 +88,7 @@ inline ColumnTails tails(const Columns& rows, Floats anchor, Floats scale, Float
       const auto t = V::fma(V::sub(anchor, rows.x[i]), scale, shift), either = sigma_of<V>(V::abs(t));
       const auto is_above = V::gt(V::set(0), t);
       signed_tails[i] = V::with_sign(either, t);
-      const auto tail = V::keep(is_above, either), v = V::fnma(either, either, either), density = V::keep(is_above, v);
+      const auto tail = V::keep(is_above, either), v = spread(either), density = V::keep(is_above, v);
       high = V::add(high, tail);
       all = V::add(all, V::sub(either, tail));
       upper_v = V::add(upper_v, density);
@@ -175,7 +175,7 @@ inline unsigned sure_group(const Row<float>* given, int, float* const* out) {
   }
   for (int64_t j = 0; j < rows.n; ++j) {
     const auto tail = V::abs(y[j]), p = V::blend((FloatMask)y[j] < 0, V::sub(one, tail), tail);  // the sign says which
-    const auto moved = V::fnma(V::fnma(tail, tail, tail), step, p);
+    const auto moved = V::fnma(spread(tail), step, p);
     y[j] = V::max(V::min(moved, one), zero);
   }
   const unsigned solved = V::lanes(usable) & ~V::lanes(active);
