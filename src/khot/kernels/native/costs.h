@@ -199,7 +199,10 @@ template <class F, class V, class T> bool cost_row(Row<T> row, bool gives_margin
   return true;
 }
 
-// dx = v(g/c − m)/T with m = Σvg/Σcv, which is dk. What has v = 0 may have any cost.
+// The cotangent where v is not 0: elsewhere it may be anything.
+template <class V, class R = typename V::reg> R wanted(R v, R g) { return V::keep(V::gt(v, V::set(0)), g); }
+
+// dx = v(g/c − m)/T with m = Σvg/Σcv, which is dk. What has v = 0 may have any cost, and any g.
 template <class F, class V, class T> double cost_pull_row(const Row<T>& row, const T* g, T* dx) {
   const F law = F::of(row);
   const T* y = row.x;
@@ -209,7 +212,7 @@ template <class F, class V, class T> double cost_pull_row(const Row<T>& row, con
     const auto v = law.template slope<V>(at.load(y));
     const auto weight = V::blend(V::not_lt(V::set(0), v), v, V::mul(v, at.load(costs)));
     lanes[0] = V::add(lanes[0], weight);
-    lanes[1] = V::fma(v, at.load(g), lanes[1]);
+    lanes[1] = V::fma(v, wanted<V>(v, at.load(g)), lanes[1]);
   });
   const double mean = sums[0] == 0 ? 0 : sums[1] / sums[0];
   double none[1];
