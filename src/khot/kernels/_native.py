@@ -133,7 +133,7 @@ def direct(**names: Any) -> tuple[Any, Any, Any]:
     return _DIRECT.topk, _DIRECT.pull, _DIRECT.method_of
 
 
-@functools.cache
+@functools.lru_cache(64)  # powers are many
 def has_kernel(cdf: str, dtype: torch.dtype) -> bool:
     """Return whether `native_topk` and `native_pull` take the cdf."""
     if LIBRARY is None or dtype != torch.float32:

@@ -35,8 +35,13 @@ class _CostTopK(torch.autograd.Function):
         ctx: Any, x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, costs: Tensor, cdf: Cdf, exact: Exact
     ) -> Tensor:
         y, is_left = cpu_costs.topk(x, k, temperature, mask, costs, cdf.name)
+        ctx.infinite = None
         if bool(is_left.any()):
-            y.view(-1, x.shape[-1])[is_left] = exact(*cpu_costs.some((x, k, temperature, mask, costs), is_left))
+            rest = exact(*cpu_costs.some((x, k, temperature, mask, costs), is_left))
+            y.view(-1, x.shape[-1])[is_left] = rest
+            # A score of +inf has no derivative: where such scores share the budget, no score of the row has one.
+            is_split = (x == torch.inf) & (y > 0) & (y < 1)
+            ctx.infinite = is_split.any(-1, keepdim=True) if bool(is_split.any()) else None
         ctx.rest = cdf, exact, [None if isinstance(t, Tensor) else t for t in (k, temperature)]
         ctx.save_for_backward(y, x, *(t if isinstance(t, Tensor) else None for t in (k, temperature)), mask, costs)
         return y
@@ -47,7 +52,8 @@ class _CostTopK(torch.autograd.Function):
         k, temperature = (t if number is None else number for t, number in zip(given, numbers, strict=True))
         needs, is_double = ctx.needs_input_grad, torch.is_grad_enabled()
         if not (needs[1] or needs[2] or needs[4] or is_double) and is_plain(g, y, costs):
-            return cpu_costs.pull(g, y, temperature, costs, cdf.name), *(None,) * 6
+            dx = cpu_costs.pull(g, y, temperature, costs, cdf.name)
+            return dx if ctx.infinite is None else dx.masked_fill_(ctx.infinite, 0.0), *(None,) * 6
         with torch.enable_grad():
             arguments = [x, k, temperature, mask, costs]
             for place, needed in enumerate(needs[:5]):

@@ -1,10 +1,16 @@
 // Fuzzes the C entry points under the address and undefined-behaviour sanitizers: random sizes, ks, temperatures, masks
-// and bit patterns. A case fails if a row that can be satisfied does not sum to k, if one that cannot is not NaN, or if
-// an entry leaves [0, 1]; if the sums at a point are not those of the values there; if a statistical top-k is not what
-// exceeds its threshold; if a row with costs does not spend its budget; if logarithms or losses are not those of a row that sums to k; if a sample is not 0s and 1s of the right number; if one along a tree, Pareto's constants or the characteristic
-// function of a count is not what it stands for; if a pursuit takes an atom twice or makes the residual larger; if attention drops more than its bound, or bounds more than it may; and if a call that gets no memory
-// does not
-// say so. The sanitizers catch the rest. Usage: fuzz [cases] [seed]
+// and bit patterns. The sanitizers catch most; a case also fails
+// - if a row that can be satisfied does not sum to k, if one that cannot is not NaN, or if an entry leaves [0, 1];
+// - if the sums at a point are not those of the values there;
+// - if a statistical top-k is not what exceeds its threshold;
+// - if a row with costs does not spend its budget, alone or in a group;
+// - if logarithms or losses are not those of a row that sums to k;
+// - if a sample is not 0s and 1s of the right number;
+// - if a sample along a tree, Pareto's constants or the characteristic function of a count is not what it stands for;
+// - if a pursuit takes an atom twice or makes the residual larger;
+// - if attention drops more than its bound, or bounds more than it may;
+// - if a call that gets no memory does not say so.
+// Usage: fuzz [cases] [seed]
 #include <cmath>
 #include <complex>
 #include <cstdint>
@@ -88,7 +94,8 @@ template <class T> int fuzz(Rng& rng, long number) {
     t[(size_t)r] = rng() % 50 == 0 ? std::nan("") : std::pow(10, 10 * uniform(rng) - 6);
   }
   const uint8_t* m = mask.empty() ? nullptr : mask.data();
-  const auto threads = 1 + (int32_t)(rng() % 2), path = (int32_t)(rng() % 3), cdf = (int32_t)(rng() % 10) % (sizeof(T) == 4 ? KHOT_CDFS : KHOT_NORMAL);
+  const auto threads = 1 + (int32_t)(rng() % 2), path = (int32_t)(rng() % 3),
+             cdf = (int32_t)(rng() % 10) % (sizeof(T) == 4 ? KHOT_CDFS : KHOT_NORMAL);
   const bool is_shared = rng() % 4 == 0;  // one k and one T for all rows
   if (is_shared) {
     k.assign(k.size(), k[0]);
@@ -128,20 +135,23 @@ template <class T> int fuzz(Rng& rng, long number) {
     no_memory = false;
     khot_half_topk(&halves, q.data(), roots.data());
     no_memory = number % 40 == 0;
-    if (!is_told || khot_half_pull(&halves, roots.data(), h.data(), dh.data()) != status) return std::printf("case %ld: 16 bits: a wrong status\n", number), 1;
+    if (!is_told || khot_half_pull(&halves, roots.data(), h.data(), dh.data()) != status)
+      return std::printf("case %ld: 16 bits: a wrong status\n", number), 1;
     for (const uint16_t v : q)
       if (!no_memory && v > one && (v & 0x7fff) <= inf)
         return std::printf("case %ld: 16 bits: %04x is not in [0, 1]\n", number, v), 1;
     no_memory = false;
-    // The gradient of a constant is none; that of a row of NaN is NaN. The slope of a Cauchy cdf may underflow, and T as well.
+    // The gradient of a constant is none; that of a row of NaN is NaN. The slope of a Cauchy cdf may underflow, and T
+    // as well.
     khot_half_pull(&halves, roots.data(), level.data(), dh.data());
     for (size_t i = 0; i < dh.size(); ++i) {
       const double heat = t[i / (size_t)n];
       const bool is_nan = (q[i] & 0x7fff) > inf;
       const uint16_t most = halves.dtype == KHOT_HALF ? 0x0100 : 0x3727;  // 1.5e-5 and 1e-5
       if (is_nan ? (dh[i] & 0x7fff) <= inf && heat > 0 : heat >= 1 && (dh[i] & 0x7fff) > most)
-        return std::printf("case %ld: 16 bits: the gradient of a constant is %04x at T=%.17g, y is %04x\n", number, dh[i],
-                           heat, q[i]), 1;
+        return std::printf("case %ld: 16 bits: the gradient of a constant is %04x at T=%.17g, y is %04x\n", number,
+                           dh[i], heat, q[i]),
+               1;
     }
   }
   khot_rows solved = scores;
@@ -184,8 +194,9 @@ template <class T> int fuzz(Rng& rng, long number) {
     for (int64_t i = 0; i < n; ++i) sum += (double)there[(size_t)(r * n + i)];
     const bool is_any = !std::isfinite((T)shift[(size_t)r]) || std::isnan(sum);
     if (!is_any && !(std::fabs(s[0] + s[1] - s[2] - sum) <= 1e-6 * ((double)n + 1) && s[3] >= 0 && s[4] >= 0))
-      return std::printf("case %ld row %ld: sums %.17g + %.17g − %.17g at a point, values %.17g\n", number, (long)r, s[0],
-                         s[1], s[2], sum), 1;
+      return std::printf("case %ld row %ld: sums %.17g + %.17g − %.17g at a point, values %.17g\n", number, (long)r,
+                         s[0], s[1], s[2], sum),
+             1;
   }
   const double limit = sizeof(T) == 4 ? 1e-6 : 1e-9;
   for (int64_t r = 0; r < rows; ++r) {
@@ -204,7 +215,8 @@ template <class T> int fuzz(Rng& rng, long number) {
     }
     // The gradient of a constant is none, and its weighted mean is the constant; 0 in a saturated row.
     const double mean = dk[(size_t)r];
-    // Below, a float is denormal; and the slope of a Cauchy cdf is π times the square of its tail, denormal below 6e-20.
+    // Below, a float is denormal; and the slope of a Cauchy cdf is π times the square of its tail, denormal below
+    // 6e-20.
     const bool has_digits = want > 1e-30 && (cdf != KHOT_CAUCHY || softest > 1e-18);
     bool is_flat = !has_digits || std::fabs(mean - 0.5) <= 1e-5 || mean == 0;
     for (int64_t i = 0; i < n; ++i)
@@ -229,20 +241,30 @@ template <class T> int fuzz(Rng& rng, long number) {
   return 0;
 }
 
-// With costs: rows that are solved spend their budget, and a cotangent that is the costs, which moves the budget alone, has
-// no derivative. Rows without a clear finite threshold are left.
+// With costs: rows that are solved spend their budget, and a cotangent that is the costs, which moves the budget alone,
+// has no derivative, whatever g is at a masked score. Rows without a clear finite threshold are left. Short
+// rows come alone and in groups.
 template <class T> int fuzz_costs(Rng& rng, long number) {
   std::uniform_real_distribution<double> uniform;
   const int64_t n = 1 + (int64_t)(rng() % (number % 500 == 0 ? 100000 : number % 20 == 0 ? 2000 : 80));
-  const int64_t rows = number % 500 == 0 ? 1 : 1 + (int64_t)(rng() % 8), stride = rng() % 4 ? 1 : 3;
+  const int64_t rows = number % 500 == 0 ? 1 : 1 + (int64_t)(rng() % (rng() % 2 ? 40 : 4)), stride = rng() % 4 ? 1 : 3;
   const bool is_shared = rng() % 2, is_any = rng() % 8 == 0;
-  std::vector<T> x((size_t)(rows * n)), c((size_t)(is_shared ? n : rows * n)), y(x.size()), z(x.size()), dx(x.size()), g(x.size());
-  std::vector<double> k((size_t)rows), dk((size_t)rows);
+  std::vector<T> x((size_t)(rows * n)), c((size_t)(is_shared ? n : rows * n)), y(x.size()), z(x.size()), dx(x.size()),
+      g(x.size());
+  std::vector<double> k((size_t)rows), dk((size_t)rows), heat((size_t)rows);
   std::vector<uint8_t> mask, left((size_t)rows), unsolved((size_t)rows);
   fill(rng, x);
-  const double spread = 4 * uniform(rng), any = any_bits<double>(rng);
-  const double t = rng() % 50 ? std::pow(10, 10 * uniform(rng) - 6) : any > 1e30 || (any > 0 && any < 1e-30) ? 1e30 : any;
-  for (auto& v : c) v = is_any && rng() % 50 == 0 ? any_bits<T>(rng) : (T)std::pow(10, spread * (uniform(rng) - 0.5));
+  const bool is_warm = rng() % 2;  // one temperature for all rows, or any
+  const double spread = rng() % 8 ? 4 * uniform(rng) : 12, size = rng() % 8 ? 1 : std::pow(10, 40 * uniform(rng) - 20);
+  for (int64_t r = 0; r < rows; ++r) {
+    const double any = any_bits<double>(rng);
+    const double t = rng() % 50                               ? std::pow(10, 10 * uniform(rng) - 6)
+                     : any > 1e30 || (any > 0 && any < 1e-30) ? 1e30
+                                                              : any;
+    heat[(size_t)r] = is_warm && r > 0 ? heat[0] : t;
+  }
+  for (auto& v : c)
+    v = is_any && rng() % 50 == 0 ? any_bits<T>(rng) : (T)(size * std::pow(10, spread * (uniform(rng) - 0.5)));
   if (rng() % 3 == 0)
     for (int64_t i = 0; i < rows * n * stride; ++i) mask.push_back(rng() % 4 != 0);
   const auto cost = [&](int64_t r, int64_t i) { return (double)c[(size_t)(is_shared ? i : r * n + i)]; };
@@ -251,19 +273,39 @@ template <class T> int fuzz_costs(Rng& rng, long number) {
     double all = 0;
     for (int64_t i = 0; i < n; ++i) {
       if (may(r, i)) all += cost(r, i);
-      g[(size_t)(r * n + i)] = may(r, i) ? (T)cost(r, i) : 0;
+      g[(size_t)(r * n + i)] = may(r, i) ? (T)cost(r, i) : any_bits<T>(rng);
     }
-    k[(size_t)r] = rng() % 10 ? all * std::pow(uniform(rng), 3) : any_bits<double>(rng);
+    const double share = std::pow(uniform(rng), 3);
+    k[(size_t)r] = rng() % 10 ? all * (rng() % 4 ? share : 1 - share) : any_bits<double>(rng);
   }
-  const auto threads = 1 + (int32_t)(rng() % 2), path = (int32_t)(rng() % 3), cdf = (int32_t)(rng() % (sizeof(T) == 4 ? KHOT_CDFS : KHOT_NORMAL));
-  khot_rows asked = {x.data(), rows, n, k.data(), 1, nullptr, 0, mask.empty() ? nullptr : mask.data(), n * stride, stride,
-                     0, t, dtype_of<T>(), threads, path, cdf, 1 + 3 * uniform(rng), c.data(), is_shared ? 0 : n};
+  const auto threads = 1 + (int32_t)(rng() % 2), path = (int32_t)(rng() % 3),
+             cdf = (int32_t)(rng() % (sizeof(T) == 4 ? KHOT_CDFS : KHOT_NORMAL));
+  khot_rows asked = {x.data(),
+                     rows,
+                     n,
+                     k.data(),
+                     1,
+                     heat.data(),
+                     1,
+                     mask.empty() ? nullptr : mask.data(),
+                     n * stride,
+                     stride,
+                     0,
+                     1,
+                     dtype_of<T>(),
+                     threads,
+                     path,
+                     cdf,
+                     1 + 3 * uniform(rng),
+                     c.data(),
+                     is_shared ? 0 : n};
   khot_cost_topk(&asked, 0, y.data(), left.data());
   khot_cost_topk(&asked, 1, z.data(), unsolved.data());
   khot_rows solved = asked;
   solved.x = y.data();
   khot_topk_pull(&solved, g.data(), dx.data(), dk.data());
   for (int64_t r = 0; r < rows; ++r) {
+    const double t = heat[(size_t)r];
     double paid = 0, forced = 0, free = 0, most = 0, softest = 0, by_margins = 0, widest = 0, least = INFINITY;
     bool is_bad = !(t > 0), in_range = true, is_flat = true;
     for (int64_t i = 0; i < n; ++i) {
@@ -285,7 +327,8 @@ template <class T> int fuzz_costs(Rng& rng, long number) {
     }
     const double rest = k[(size_t)r] - forced;
     // Kinks between scores that far apart, or beside a budget or costs that small, may take too many steps.
-    const bool is_even = most < 1e8 * least, is_tame = is_even && widest < 1e8 && rest > 1e-6, is_within = rest > 1e-5 * forced && rest < (1 - 1e-5) * free;
+    const bool is_even = most < 1e8 * least, is_tame = is_even && widest < 1e8 && rest > 1e-6,
+               is_within = rest > 1e-5 * forced && rest < (1 - 1e-5) * free;
     const bool is_clear = !is_bad && is_tame && is_within;
     const bool must_be_left = is_bad || !(rest > 0 && rest < free);
     const double limit = (sizeof(T) == 4 ? 1e-6 : 1e-9) * std::fmax(k[(size_t)r], 1) + 1e-30 * most;
@@ -294,25 +337,30 @@ template <class T> int fuzz_costs(Rng& rng, long number) {
       is_flat &= !may(r, i) || std::fabs((double)dx[(size_t)(r * n + i)]) * t <= 1e-5;
     if (has_digits && !left[(size_t)r]) is_flat &= dk[(size_t)r] == 0 || std::fabs(dk[(size_t)r] - 1) <= 1e-5;
     const bool is_paid = std::fabs(paid - k[(size_t)r]) <= limit;
-    const bool is_margin = unsolved[(size_t)r] || cdf != KHOT_SIGMOID || std::fabs(by_margins - k[(size_t)r]) <= 4 * limit;  // σ(z) has |z| roundings
+    // Margins of scores that span more than the range of a float in T round.
+    const bool is_margin = unsolved[(size_t)r] || !(widest < 1e30 * t) || cdf != KHOT_SIGMOID ||
+                           std::fabs(by_margins - k[(size_t)r]) <= 4 * limit;  // σ(z) has |z| roundings
     if (!is_margin || !(left[(size_t)r] ? !is_clear : !must_be_left && in_range && is_flat && is_paid))
-      return std::printf("case %ld row %ld: n=%ld k=%.17g T=%.17g path=%d cdf=%d %s: left %d, paid %.17g, by margins %.17g, "
-                         "range %d, flat %d, must %d\n", number, (long)r, (long)n, k[(size_t)r], t, path, cdf,
-                         sizeof(T) == 4 ? "float" : "double", left[(size_t)r], paid, by_margins, in_range, is_flat,
-                         must_be_left), 1;
+      return std::printf(
+                 "case %ld row %ld: n=%ld k=%.17g T=%.17g path=%d cdf=%d %s: left %d, paid %.17g, by margins %.17g, "
+                 "range %d, flat %d, must %d\n",
+                 number, (long)r, (long)n, k[(size_t)r], t, path, cdf, sizeof(T) == 4 ? "float" : "double",
+                 left[(size_t)r], paid, by_margins, in_range, is_flat, must_be_left),
+             1;
   }
   return 0;
 }
 
-// Functions of the threshold, of floats: σ_k of the logarithm sums to k, and so does that of the loss's derivative and its
-// target; derivatives in a shift of all scores are none. Only rows of finite thresholds may be solved.
+// Functions of the threshold, of floats: σ_k of the logarithm sums to k, and so does that of the loss's derivative and
+// its target; derivatives in a shift of all scores are none. Only rows of finite thresholds may be solved.
 int fuzz_logs(Rng& rng, long number) {
   std::uniform_real_distribution<double> uniform;
   const int64_t n = 1 + (int64_t)(rng() % (number % 500 == 0 ? 100000 : number % 20 == 0 ? 2000 : 80));
   const int64_t rows = number % 500 == 0 ? 1 : 1 + (int64_t)(rng() % 8);
   std::vector<float> x((size_t)(rows * n)), y(x.size()), scratch(x.size()), g(x.size(), 1.0f), dx(x.size());
   std::vector<float> target(x.size()), slope(x.size());
-  std::vector<double> k((size_t)rows), anchor(k.size()), shift(k.size()), again(k.size()), mass(k.size(), 1.0), loss(k.size());
+  std::vector<double> k((size_t)rows), anchor(k.size()), shift(k.size()), again(k.size()), mass(k.size(), 1.0),
+      loss(k.size());
   std::vector<uint8_t> mask, left(k.size()), same(k.size()), faint(k.size()), flat(k.size()), wrong(k.size());
   fill(rng, x);
   const double share = uniform(rng), t = rng() % 50 ? std::pow(10, 10 * uniform(rng) - 6) : any_bits<double>(rng);
@@ -321,8 +369,9 @@ int fuzz_logs(Rng& rng, long number) {
   if (rng() % 3 == 0)
     for (int64_t i = 0; i < rows * n; ++i) mask.push_back(rng() % 4 != 0);
   const auto threads = 1 + (int32_t)(rng() % 2), path = (int32_t)(rng() % 3);
-  const khot_rows asked = {x.data(), rows, n, k.data(), 1, nullptr, 0,          mask.empty() ? nullptr : mask.data(),
-                           n,        1,    0, t,        KHOT_FLOAT, threads, path, KHOT_SIGMOID, 0};
+  const khot_rows asked = {x.data(), rows, n, k.data(), 1,          nullptr, 0,    mask.empty() ? nullptr : mask.data(),
+                           n,        1,    0, t,        KHOT_FLOAT, threads, path, KHOT_SIGMOID,
+                           0};
   khot_log_sigmoid(&asked, y.data(), nullptr, anchor.data(), shift.data(), left.data());
   khot_log_sigmoid(&asked, nullptr, scratch.data(), anchor.data(), again.data(), same.data());
   khot_log_sigmoid_pull(&asked, anchor.data(), shift.data(), g.data(), nullptr, dx.data(), faint.data());
@@ -347,8 +396,11 @@ int fuzz_logs(Rng& rng, long number) {
     good &= left[i] || flat[i] || std::fabs(all - 1) <= 1e-5;
     good &= wrong[i] || (loss[i] > 0 && most <= 1 && std::fabs(slopes) <= 1e-6 * std::fmax(ones, 1));
     if (!good)
-      return std::printf("case %ld row %ld: n=%ld k=%.17g T=%.17g path=%d: logarithms of %.17g, pulled %.17g, %.17g; loss "
-                         "%.17g, slopes %.17g\n", number, (long)r, (long)n, k[i], t, path, sum, pulled, all, loss[i], slopes), 1;
+      return std::printf(
+                 "case %ld row %ld: n=%ld k=%.17g T=%.17g path=%d: logarithms of %.17g, pulled %.17g, %.17g; loss "
+                 "%.17g, slopes %.17g\n",
+                 number, (long)r, (long)n, k[i], t, path, sum, pulled, all, loss[i], slopes),
+             1;
   }
   return 0;
 }
@@ -375,8 +427,10 @@ template <class T> int fuzz_samples(Rng& rng, long number) {
   const int way = (int)(rng() % 4);
   const auto threads = 1 + (int32_t)(rng() % 2), is_paired = (int32_t)(rng() % 2);
   const khot_draws asked = {p.data(), rows, n, (int64_t)rng(), draws, is_paired, dtype_of<T>(), threads};
-  if (way < 3) khot_pivotal(&asked, whole.data(), way == 1 ? order.data() : nullptr, n, way == 2, x.data());
-  else khot_systematic(&asked, k.data(), x.data());
+  if (way < 3)
+    khot_pivotal(&asked, whole.data(), way == 1 ? order.data() : nullptr, n, way == 2, x.data());
+  else
+    khot_systematic(&asked, k.data(), x.data());
   // A random order has each item once.
   std::vector<int64_t> keys((size_t)rows), places((size_t)(rows * n));
   for (auto& key : keys) key = (int64_t)rng();

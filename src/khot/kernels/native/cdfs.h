@@ -29,6 +29,7 @@ struct Exponential {
 
 struct Logistic : Exponential, Fixed<Logistic> {
   static constexpr bool is_logistic = true;
+  static constexpr float width = 1;  // of the logistic cdf that is most like it
   template <class V> static At<V> at(typename V::reg minus_z) {
     const auto tail = tail_of<V>(minus_z);
     return {tail, V::fnma(tail, tail, tail), V::gt(V::set(0), minus_z)};
@@ -38,6 +39,7 @@ struct Logistic : Exponential, Fixed<Logistic> {
 
 struct Laplace : Exponential, Fixed<Laplace> {
   static constexpr bool is_logistic = false, has_simple_slope = true;
+  static constexpr float width = 0.8f;
   template <class V> static At<V> at(typename V::reg minus_z) {
     const auto tail = V::mul(V::set(0.5f), small_exp<V>(minus_z));
     return {tail, tail, V::gt(V::set(0), minus_z)};
@@ -50,6 +52,7 @@ struct Laplace : Exponential, Fixed<Laplace> {
 
 struct Euclidean : Fixed<Euclidean> {
   static constexpr bool is_logistic = false, has_simple_slope = true, is_smooth = false;
+  static constexpr float width = 0.25f;
   template <class V> static typename V::reg reach(typename V::reg) { return V::set(1); }
   template <class T, class V> static typename V::reg certain(typename V::reg) { return V::set(1); }
   template <class V> static At<V> at(typename V::reg minus_z) {
@@ -69,7 +72,11 @@ struct Euclidean : Fixed<Euclidean> {
 // The normal and the Cauchy cdf, and powers, have kernels for floats alone: the fits below are good to 3e-7, the slope of Φ to 2e-6.
 struct Normal : Fixed<Normal> {
   static constexpr bool is_logistic = false, has_simple_slope = false, is_smooth = true;
-  template <class V> static typename V::reg reach(typename V::reg crowd) { return V::sqrt(2 * V::log(crowd)) + 1; }
+  static constexpr float width = 0.627f;
+  template <class V> static typename V::reg reach(typename V::reg crowd) {
+    const auto log = V::log(crowd);
+    return V::add(V::sqrt(V::add(log, log)), V::set(1));
+  }
   template <class T, class V> static typename V::reg certain(typename V::reg n) { return V::sqrt(2 * V::log(n) + 40); }
   template <class V> static At<V> at(typename V::reg minus_z) {
     // Φ(−t) = e^{−t²/2}·s·P(s) with s = 1/(1 + 0.35t)
@@ -92,7 +99,10 @@ struct Normal : Fixed<Normal> {
 
 struct Cauchy : Fixed<Cauchy> {
   static constexpr bool is_logistic = false, has_simple_slope = true, is_smooth = true;
-  template <class V> static typename V::reg reach(typename V::reg crowd) { return V::min(crowd, V::set(1e30f)) + 1; }
+  static constexpr float width = 1;
+  template <class V> static typename V::reg reach(typename V::reg crowd) {
+    return V::add(V::min(crowd, V::set(1e30f)), V::set(1));
+  }
   template <class T, class V> static typename V::reg certain(typename V::reg) { return V::set(1e30f); }  // never
   template <class V> static At<V> at(typename V::reg minus_z) {
     // atan(u)/π = u·P(u²) for u ≤ 1
@@ -115,6 +125,7 @@ struct Cauchy : Fixed<Cauchy> {
 // clip(z, 0, 1)^a for 1 ≤ a ≤ 4: to 3e-7. For floats alone, as it takes the logarithm of z.
 struct Power {
   static constexpr bool is_logistic = false, has_simple_slope = false, is_smooth = false;
+  static constexpr float width = 0.25f;
   float exponent, median;
   template <class T> static Power of(const Row<T>& row) {
     return {(float)row.exponent, (float)std::pow(0.5, 1 / row.exponent)};

@@ -1,8 +1,8 @@
 // A soft top-k with costs: y = F((x/c − τ)/T) with Σ c·y = k; and its derivative.
 //
 // The scores per cost are stored once. Newton's method on log(left/right) of the two tails of sure.h, weighted with the
-// costs, runs inside a bracket that only shrinks, as in _math/threshold.py; there are no order statistics to begin at, as
-// they would be weighted too. A row without a clear finite threshold is left to that solver.
+// costs, runs inside a bracket that only shrinks, as in _math/threshold.py; there are no order statistics to begin at,
+// as they would be weighted too. A row without a clear finite threshold is left to that solver.
 #pragma once
 
 #include "long.h"
@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kCostBlock = 8;  // costs are no whole numbers: short blocks keep their sums
 
 // What is known of a row before it is solved: the costs of its finite scores and of those at +inf, and the mean and the
-// variance of the finite ones.
+// variance of the finite ones, each of which counts as much as it costs.
 struct Purse {
   double free, forced, mean, variance;
   bool is_bad;  // it has NaN, or a cost that is not positive and finite
@@ -20,10 +20,8 @@ struct Purse {
 
 // Stores x/c, or x if it is that already; −inf where it may not be chosen.
 template <class V, class T> Purse price(const Row<T>& row, bool is_priced, T* s) {
-  T origin = 0;
-  for (int64_t i = 0; i < row.n && i < 64 && origin == 0; ++i)
-    if (const T x = row.x[i] / (is_priced ? 1 : row.costs[i]); allowed(row, i) && std::fabs(x) <= Limits<T>::largest) origin = x;
-  double sums[6];
+  const T origin = first_finite(row, [&](int64_t i) { return row.x[i] / (is_priced ? 1 : row.costs[i]); });
+  double sums[5];
   const auto body = [=](auto at, auto* lanes) {
     const auto zero = V::set(0), one = V::set(1), largest = V::set(Limits<T>::largest);
     const auto x = at.load(row.x, -std::numeric_limits<T>::infinity()), c = at.load(row.costs, 1);
@@ -31,17 +29,17 @@ template <class V, class T> Purse price(const Row<T>& row, bool is_priced, T* s)
     const auto priced = V::blend(may, is_priced ? x : V::div(x, c), V::set(-std::numeric_limits<T>::infinity()));
     const auto fine = V::both(V::both(V::gt(c, zero), V::ge(largest, c)), V::ge(x, x));
     const auto finite = V::ge(largest, V::abs(priced)), infinite = V::gt(priced, largest);
-    const auto off = V::keep(finite, V::sub(priced, V::set(origin)));
+    const auto weight = V::keep(finite, c), off = V::keep(finite, V::sub(priced, V::set(origin)));
+    const auto weighed = V::mul(weight, off);
     at.store(s, priced);
     lanes[0] = V::add(lanes[0], V::keep(V::but_not(may, fine), one));
-    lanes[1] = V::add(lanes[1], V::keep(finite, c));
+    lanes[1] = V::add(lanes[1], weight);
     lanes[2] = V::add(lanes[2], V::keep(infinite, c));
-    lanes[3] = V::add(lanes[3], V::keep(finite, one));
-    lanes[4] = V::add(lanes[4], off);
-    lanes[5] = V::fma(off, off, lanes[5]);
+    lanes[3] = V::add(lanes[3], weighed);
+    lanes[4] = V::fma(weighed, off, lanes[4]);
   };
-  accumulate_scores<V, 6>(row, sums, body);
-  const double mean = sums[4] / sums[3], variance = sums[5] / sums[3] - mean * mean;
+  accumulate_scores<V, 5>(row, sums, body);
+  const double mean = sums[3] / sums[1], variance = sums[4] / sums[1] - mean * mean;
   return {sums[1], sums[2], (double)origin + mean, variance > 0 ? variance : 0, sums[0] > 0};
 }
 
@@ -51,8 +49,8 @@ struct Weighed : Sides {
   Weighed(const Tails& t, double k) : Sides(t, t.above - k), slope(t.lower_v + t.upper_v) {}
 };
 
-// The upper half of the digits of a float. Few such numbers, and few of the rests, are added up without a rounding, so that
-// N − k has digits where few scores are undecided.
+// The upper half of the digits of a float. Few such numbers, and few of the rests, are added up without a rounding, so
+// that N − k has digits where few scores are undecided.
 inline Floats upper_digits(Floats c) { return (Floats)((FloatBits)c & 0xfffff000u); }
 inline Doubles upper_digits(Doubles c) { return c; }
 
@@ -103,7 +101,8 @@ struct Step {
 // The threshold of a row with 0 < k − forced < free, from `point` on.
 template <class F, class V, class T> Step search(const Row<T>& row, const Purse& purse, Point<T>* point) {
   constexpr int most = 300;
-  const double eps = (double)Limits<T>::eps, tolerance = F::is_smooth ? std::sqrt(eps) / 2 : 4 * eps, t = row.temperature;
+  const double eps = (double)Limits<T>::eps, tolerance = F::is_smooth ? std::sqrt(eps) / 2 : 4 * eps,
+               t = row.temperature;
   const double rest = row.k - purse.forced, inf = std::numeric_limits<double>::infinity();
   Edge<T> low = {*point, purse.free - rest, false}, high = {*point, -rest, false};
   double last = inf, last_ratio = inf;
@@ -144,12 +143,18 @@ template <class F, class V, class T> Step search(const Row<T>& row, const Purse&
   return {false, 0, 0};
 }
 
-// The threshold that normal scores with the row's mean and variance would have, about.
-template <class F, class T> Point<T> normal_start(const Row<T>& row, const Purse& purse) {
-  const double share = (row.k - purse.forced) / purse.free, t = row.temperature;
-  const double logit = std::log(share) - std::log1p(-share), width = F::is_smooth ? t : t / 4;
-  const double tau = purse.mean - logit * std::sqrt(width * width + purse.variance * kPi / 8) - (F::is_smooth ? 0 : t / 2);
-  return Point<T>::at(std::isfinite(tau) ? tau : 0, 0, t);
+// The threshold that normal scores with such a mean and variance would have, about. A lane per row, and V may be one
+// lane.
+template <class F, class V, class R = typename V::reg>
+R first_guess(R free, R mean, R variance, R rest, R temperature) {
+  const R guess = normal_guess<V>(free, mean, variance, rest, temperature * V::set(F::width));
+  return F::is_smooth ? guess : guess - temperature * V::set(0.5f);  // clip(z, 0, 1) has its middle there
+}
+
+template <class F, class T> Point<T> first_guess(const Row<T>& row, const Purse& purse) {
+  const double tau =
+      first_guess<F, Scalar<double>>(purse.free, purse.mean, purse.variance, row.k - purse.forced, row.temperature);
+  return Point<T>::at(std::isfinite(tau) ? tau : 0, 0, row.temperature);
 }
 
 // Whether the row has a threshold that rounding of the sums above cannot move to infinity.
@@ -160,13 +165,14 @@ template <class T> bool is_clear(const Row<T>& row, const Purse& purse) {
          rest > 0 && std::isfinite(purse.free);
 }
 
-// y, or if x holds the scores per cost the margins z = (x − τ)/T; false, and nothing, if the row is left to another method.
+// y, or if x holds the scores per cost the margins z = (x − τ)/T; false, and nothing, if the row is left to another
+// method.
 template <class F, class V, class T> bool cost_row(Row<T> row, bool gives_margins, T* out) {
   const Purse purse = price<V>(row, gives_margins, out);
   if (!is_clear(row, purse)) return false;
   row.x = out;
   row.mask = nullptr;
-  Point<T> point = normal_start<F>(row, purse);
+  Point<T> point = first_guess<F>(row, purse);
   if (is_long(row)) {
     T scores[kSampleRow], costs[kSampleRow];
     Row<T> sample = sample_of(row, scores), of_costs = row;
@@ -175,8 +181,10 @@ template <class F, class V, class T> bool cost_row(Row<T> row, bool gives_margin
     Purse some = purse;
     some.free = some.forced = 0;
     for (int64_t i = 0; i < kSampleRow; ++i) {
-      if (std::fabs(scores[i]) <= Limits<T>::largest) some.free += (double)costs[i];
-      else if (scores[i] > 0) some.forced += (double)costs[i];
+      if (std::fabs(scores[i]) <= Limits<T>::largest)
+        some.free += (double)costs[i];
+      else if (scores[i] > 0)
+        some.forced += (double)costs[i];
     }
     sample.k = some.forced + some.free * (row.k - purse.forced) / purse.free;
     Point<T> near = point;
@@ -199,7 +207,10 @@ template <class F, class V, class T> bool cost_row(Row<T> row, bool gives_margin
   return true;
 }
 
-// dx = v(g/c − m)/T with m = Σvg/Σcv, which is dk. What has v = 0 may have any cost.
+// The cotangent where v is not 0: elsewhere it may be anything.
+template <class V, class R = typename V::reg> R wanted(R v, R g) { return V::keep(V::gt(v, V::set(0)), g); }
+
+// dx = v(g/c − m)/T with m = Σvg/Σcv, which is dk. What has v = 0 may have any cost, and any g.
 template <class F, class V, class T> double cost_pull_row(const Row<T>& row, const T* g, T* dx) {
   const F law = F::of(row);
   const T* y = row.x;
@@ -209,7 +220,7 @@ template <class F, class V, class T> double cost_pull_row(const Row<T>& row, con
     const auto v = law.template slope<V>(at.load(y));
     const auto weight = V::blend(V::not_lt(V::set(0), v), v, V::mul(v, at.load(costs)));
     lanes[0] = V::add(lanes[0], weight);
-    lanes[1] = V::fma(v, at.load(g), lanes[1]);
+    lanes[1] = V::fma(v, wanted<V>(v, at.load(g)), lanes[1]);
   });
   const double mean = sums[0] == 0 ? 0 : sums[1] / sums[0];
   double none[1];

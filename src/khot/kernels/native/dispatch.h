@@ -131,7 +131,7 @@ template <class T> void topk(const khot_rows& rows, T* y, khot::Kept* kept = nul
 template <class T> void pull(const khot_rows& rows, const T* g, T* dx, double* dk) {
   expect(dx, rows.rows * rows.n * (int64_t)sizeof(T));
   const auto& table = kernels(rows.path, T());
-  if (table.group && rows.n <= khot::kShort && !rows.costs) {
+  if (table.group && rows.n <= khot::kShort) {
     const int64_t group = table.group;
     return for_rows((rows.rows + group - 1) / group, group * rows.n, rows.threads, [&](int64_t b, int) {
       const int64_t first = b * group, count = rows.rows - first < group ? rows.rows - first : group;
@@ -144,7 +144,8 @@ template <class T> void pull(const khot_rows& rows, const T* g, T* dx, double* d
         from[i] = g + (first + i) * rows.n;
         to[i] = dx + (first + i) * rows.n;
       }
-      table.pull_short[rows.cdf](batch, (int)count, from, to, means);
+      const auto kernel = (rows.costs ? table.cost_pull_short : table.pull_short)[rows.cdf];
+      kernel(batch, (int)count, from, to, means);
       for (int64_t i = 0; dk && i < count; ++i) dk[first + i] = means[i];
     });
   }

@@ -135,6 +135,9 @@ template <class T> struct Kernels {
   // One row with costs, by cdf: y or its margins, false if it is left to another method; and the derivative, as above.
   bool (*cost_row[KHOT_CDFS])(Row<T> row, bool gives_margins, T* out);
   double (*cost_pull[KHOT_CDFS])(const Row<T>& row, const T* g, T* dx);
+  // The same of a group of rows of up to kShort entries, as `sure_group` and `pull_short`. Null: there is no such way.
+  unsigned (*cost_group[KHOT_CDFS])(const Row<T>* rows, bool gives_margins, T* const* out);
+  void (*cost_pull_short[KHOT_CDFS])(const Row<T>* rows, int count, const T* const* g, T* const* dx, double* dk);
   // Orthogonal matching pursuit of one signal; returns how many atoms it took.
   int64_t (*pursue)(const Signal<T>& signal, const Room<T>& room);
   // Statistical top-k of one row, whose k is the multiplier of the deviation, or a count if it is exact; returns the

@@ -34,6 +34,22 @@ namespace {
 template <class T> void cost_topk(const khot_rows& rows, bool gives_margins, T* out, uint8_t* is_left) {
   expect(out, rows.rows * rows.n * (int64_t)sizeof(T));
   const auto& table = kernels(rows.path, T());
+  if (table.group && rows.n <= khot::kShort && rows.rows >= kFewRows) {
+    const int64_t group = table.group;
+    return for_rows((rows.rows + group - 1) / group, group * rows.n, rows.threads, [&](int64_t b, int) {
+      const int64_t first = b * group, count = rows.rows - first < group ? rows.rows - first : group;
+      khot::Row<T> batch[khot::kMostRows];
+      T* to[khot::kMostRows];
+      for (int64_t i = 0; i < group; ++i) {  // a group is filled up
+        const int64_t r = first + (i < count ? i : 0);
+        batch[i] = row_of<T>(rows, r, 1);
+        to[i] = out + r * rows.n;
+      }
+      const unsigned rest = table.cost_group[rows.cdf](batch, gives_margins, to);
+      for (int64_t i = 0; i < count; ++i)
+        is_left[first + i] = rest >> i & 1 && !table.cost_row[rows.cdf](batch[i], gives_margins, to[i]);
+    });
+  }
   for_rows(rows.rows, rows.n, rows.threads, [&](int64_t r, int share) {
     is_left[r] = !table.cost_row[rows.cdf](row_of<T>(rows, r, share), gives_margins, out + r * rows.n);
   });
@@ -148,9 +164,9 @@ void khot_topk(const khot_rows* rows, void* y) noexcept {
   topk(*rows, static_cast<double*>(y));
 }
 
-void khot_cost_topk(const khot_rows* rows, int margins, void* out, uint8_t* is_left) noexcept {
-  if (rows->dtype == KHOT_FLOAT) return cost_topk(*rows, margins != 0, static_cast<float*>(out), is_left);
-  cost_topk(*rows, margins != 0, static_cast<double*>(out), is_left);
+void khot_cost_topk(const khot_rows* rows, int gives_margins, void* out, uint8_t* is_left) noexcept {
+  if (rows->dtype == KHOT_FLOAT) return cost_topk(*rows, gives_margins != 0, static_cast<float*>(out), is_left);
+  cost_topk(*rows, gives_margins != 0, static_cast<double*>(out), is_left);
 }
 
 void khot_sigmoid_margin(const khot_rows* rows, void* z, uint8_t* is_left) noexcept {

@@ -113,6 +113,10 @@ struct Total {
   Total plus(const Total& other) const { return {low + other.low, high + other.high}; }
   Total minus(const Total& other) const { return {low - other.low, high - other.high}; }
   Floats rounded() const { return ::rounded(low, high); }
+  void store(double* to) const {
+    Vec<double>::store(to, low);
+    Vec<double>::store(to + kRows / 2, high);
+  }
   Floats less(const double* k) const {
     return ::rounded(low - Vec<double>::load(k), high - Vec<double>::load(k + kRows / 2));
   }
@@ -143,21 +147,24 @@ struct Columns : Group {
 
   // Calls visit(block, count) for each kRows columns, or fewer, while they are at hand. All rows have a mask, or none.
   template <class Visit> Columns(const Row<float>* rows, Visit visit) : Group(rows) {
-    const bool is_masked = rows->mask != nullptr;
     const int64_t length = n;  // a local: what is stored might alias the member
-    const auto fill = [&](auto at, Floats* block) {
+    in_blocks(length, rows->mask != nullptr, [&](auto at) {
+      Floats* block = x + at.i;
       for (int r = 0; r < kRows; ++r) block[r] = at.scores(rows[r]);
-    };
-    for (int64_t j = 0; j < length; j += kRows) {
-      Floats* block = x + j;
-      if (is_masked)
-        fill(Part<V, true>{j, length - j < kRows ? length - j : kRows}, block);
-      else if (j + kRows <= length)
-        fill(Full<V>{j}, block);
-      else
-        fill(Part<V>{j, length - j}, block);
       transpose(block);
-      visit(block, length - j < kRows ? length - j : kRows);
+      visit(block, length - at.i < kRows ? length - at.i : kRows);
+    });
+  }
+
+  // Calls visit(at) for each kRows places of rows of n.
+  template <class Visit> static void in_blocks(int64_t n, bool is_masked, Visit visit) {
+    for (int64_t j = 0; j < n; j += kRows) {
+      if (is_masked)
+        visit(Part<V, true>{j, n - j < kRows ? n - j : kRows});
+      else if (j + kRows <= n)
+        visit(Full<V>{j});
+      else
+        visit(Part<V>{j, n - j});
     }
   }
 

@@ -80,16 +80,16 @@ template <class V, class R = typename V::reg> inline R normal_guess(R count, R m
   return V::blend(V::gt(count, k + k), V::min(middle, above), V::max(middle, below));
 }
 
+// The first of the numbers at(i) that is finite and may be chosen; 0 if none is.
+template <class T, class At> T first_finite(const Row<T>& row, At at) {
+  for (int64_t i = 0; i < row.n; ++i)
+    if (const T x = at(i); allowed(row, i) && std::fabs(x) <= Limits<T>::largest) return x;
+  return 0;
+}
+
 // Number, mean and variance of the finite allowed scores.
 template <class V, class T> bool describe(const Row<T>& row, double* count, double* mean, double* variance) {
-  double reference = 0;
-  for (int64_t i = 0; i < row.n; ++i) {
-    if (allowed(row, i) && std::fabs(row.x[i]) <= Limits<T>::largest) {
-      reference = (double)row.x[i];
-      break;
-    }
-  }
-  const T origin = (T)reference;
+  const T origin = first_finite(row, [&](int64_t i) { return row.x[i]; });
   double sums[3];
   if (!row.mask) {  // most rows are finite, and then so are their squares
     accumulate_row<V, 2>(row.n, row.threads, sums + 1, [=](auto at, auto* lanes) {
@@ -109,7 +109,7 @@ template <class V, class T> bool describe(const Row<T>& row, double* count, doub
   });
   *count = sums[0];
   const double drift = sums[1] / sums[0];
-  *mean = reference + drift;
+  *mean = (double)origin + drift;
   *variance = sums[2] / sums[0] - drift * drift;
   return std::isfinite(*mean) && std::isfinite(*variance);
 }
