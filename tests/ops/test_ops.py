@@ -145,6 +145,8 @@ CHECKPOINTED = {
     "logarithm": lambda t: khot.log_sigmoid_topk(t, 2, mask=HOT.bool() | (HOT == 0)),
     "threshold": lambda t: khot.threshold(t, 2),
     "loss": lambda t: khot.khot_cross_entropy(t, HOT),
+    "costs": lambda t: khot.sigmoid_topk(t, 2, costs=HOT + 0.5),
+    "costs, another cdf": lambda t: khot.normal_topk(t, torch.tensor([2.0, 1, 3]), costs=HOT[0] + 0.5),
 }
 
 

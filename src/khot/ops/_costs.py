@@ -9,7 +9,7 @@ from torch import Tensor
 from .._math.cdfs import Cdf
 from .._shape import Mask, PerRow
 from ..kernels import cpu, cpu_costs
-from ._topk import is_plain
+from ._topk import is_ordinary, is_plain
 
 # (x, k, T, mask, costs) → y, differentiable in all of them but the mask.
 Exact = Callable[..., Tensor]
@@ -22,23 +22,30 @@ def topk(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, costs: Tensor, c
     margins.
     """
     arguments = (x, k, temperature, mask, costs)
-    if x.numel() == 0 or not cpu.has_kernel(cdf.name, x.dtype) or not is_plain(*arguments):
+    if x.numel() == 0 or not cpu.has_kernel(cdf.name, x.dtype) or not is_ordinary(*arguments):
         return None
     return cast(Tensor, _CostTopK.apply(*arguments, cdf, exact))
 
 
 class _CostTopK(torch.autograd.Function):
-    """Differentiate (x, k, T, mask, costs, cdf, exact) → y. In x alone, backward needs y and the costs."""
+    """Differentiate (x, k, T, mask, costs, cdf, exact) → y. In x alone, backward needs y and the costs.
+
+    If a mode watches the call, no kernel is called, and the same is saved, as torch.utils.checkpoint needs it.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, costs: Tensor, cdf: Cdf, exact: Exact
     ) -> Tensor:
-        y, is_left = cpu_costs.topk(x, k, temperature, mask, costs, cdf.name)
-        ctx.infinite = None
-        if bool(is_left.any()):
-            rest = exact(*cpu_costs.some((x, k, temperature, mask, costs), is_left))
-            y.view(-1, x.shape[-1])[is_left] = rest
+        arguments, ctx.infinite = (x, k, temperature, mask, costs), None
+        if is_plain(*arguments):
+            y, is_left = cpu_costs.topk(*arguments, cdf.name)
+            is_exact = bool(is_left.any())
+            if is_exact:
+                y.view(-1, x.shape[-1])[is_left] = exact(*cpu_costs.some(arguments, is_left))
+        else:
+            y, is_exact = exact(*arguments), True
+        if is_exact:
             # A score of +inf has no derivative: where such scores share the budget, no score of the row has one.
             is_split = (x == torch.inf) & (y > 0) & (y < 1)
             ctx.infinite = is_split.any(-1, keepdim=True) if bool(is_split.any()) else None
