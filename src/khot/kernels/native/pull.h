@@ -38,6 +38,7 @@ void half_pull(const Row<float>& row, const khot::Halves& halves, const khot::Ro
     const Margin<float> margin({(float)root.anchor, root.shift}, row.temperature, F::is_logistic ? kLn2 : 1);
     double sums[2], none[1];
     accumulate_scores<V, 2>(row, sums, [=](auto at, auto* lanes) {
+      ask_for(x + at.i), ask_for(g + at.i), ask_for(dx + at.i);
       const auto t = margin.minus_z<V>(at.allowed(row, read<H>(at, x, -std::numeric_limits<float>::infinity())));
       auto v = V::set(0);
       if constexpr (F::is_logistic) {
