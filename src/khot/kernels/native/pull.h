@@ -63,11 +63,44 @@ void half_pull(const Row<float>& row, const khot::Halves& halves, const khot::Ro
     if (!is_done) half_pull<F, true>(row, halves, root, room);
 }
 
+// The same of a row of `Count` vectors, of which the last may be a part: v and g stay in registers.
+template <class F, int Count, bool Careful = false>
+double pull_held(const Row<float>& row, const float* g, float* dx) {
+  using V = Vec<float>;
+  constexpr int64_t last = (Count - 1) * kRows;
+  const F law = F::of(row);
+  const auto each = [&](auto body) {
+    for (int i = 0; i < Count - 1; ++i) body(Full<V>{i * kRows}, i);
+    if (row.n == last + kRows) body(Full<V>{last}, Count - 1);
+    else body(Part<V>{last, row.n - last}, Count - 1);
+  };
+  Floats v[Count], h[Count], v_sum{}, w_sum{};
+  each([&](auto at, int i) {
+    v[i] = law.template slope<V>(at.load(row.x));
+    h[i] = at.load(g);
+    v_sum = V::add(v_sum, v[i]);
+    w_sum = V::fma(v[i], live<Careful, V>(v[i], h[i]), w_sum);
+  });
+  const Pair sums = sums_of(low_half(v_sum) + high_half(v_sum), low_half(w_sum) + high_half(w_sum));
+  if constexpr (!Careful)
+    if (!std::isfinite(sums.second)) return pull_held<F, Count, true>(row, g, dx);
+  const double mean = sums.first == 0 ? 0 : sums.second / sums.first;
+  const Centered<float, Careful> centered(mean, row.temperature);
+  each([&](auto at, int i) { at.store(dx, centered.template of<V>(v[i], h[i])); });
+  return mean;
+}
+
 // The same of up to kRows short rows, of n ≤ kShort entries, whose sums share a vector.
 template <class F, bool Careful = false>
 void pull_short(const Row<float>* rows, int count, const float* const* g, float* const* dx, double* dk) {
   using V = Vec<float>;
   const int64_t n = rows->n, full = n - n % kRows;
+  const auto held = [=](auto kernel) {
+    for (int r = 0; r < count; ++r) dk[r] = kernel(rows[r], g[r], dx[r]);
+  };
+  if (n <= kRows) return held(pull_held<F, 1>);
+  if (n <= 2 * kRows) return held(pull_held<F, 2>);
+  if (n > 3 * kRows && n <= 4 * kRows) return held(pull_held<F, 4>);
   const F law = F::of(*rows);
   Doubles vs[kRows] = {}, ws[kRows] = {};
   for (int r = 0; r < count; ++r) {
