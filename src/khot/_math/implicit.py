@@ -368,9 +368,13 @@ def pull(dz: Tensor, at: Linear) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def pull_value(g: Tensor, at: Linear) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the cotangents of x (…, n), k and T (…) for that of y: the transpose of `push_value`."""
-    mean = _sum(at.weight * g)
-    dx = at.slope * (g - mean) / at.scale
+    """Return the cotangents of x (…, n), k and T (…) for that of y: the transpose of `push_value`.
+
+    An entry without slope and weight counts as deleted: its g, NaN or infinite, must not reach the others.
+    """
+    is_deleted = (at.slope == 0) & (at.weight == 0)
+    mean = _sum(at.weight * torch.where(is_deleted, 0.0, g))
+    dx = at.slope * torch.where(is_deleted, 0.0, g - mean) / at.scale
     return dx, mean.squeeze(-1), -_sum(dx * at.z).squeeze(-1)
 
 

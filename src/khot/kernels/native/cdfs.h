@@ -12,6 +12,7 @@ template <class V> struct At {
 
 // A cdf without a parameter.
 template <class Cdf> struct Fixed {
+  static constexpr bool has_moves = false;
   template <class T> static Cdf of(const Row<T>&) { return {}; }
 };
 
@@ -38,7 +39,7 @@ struct Logistic : Exponential, Fixed<Logistic> {
 };
 
 struct Laplace : Exponential, Fixed<Laplace> {
-  static constexpr bool is_logistic = false, has_simple_slope = true;
+  static constexpr bool is_logistic = false, has_simple_slope = true, has_moves = true;
   static constexpr float width = 0.8f;
   template <class V> static At<V> at(typename V::reg minus_z) {
     const auto tail = V::mul(V::set(0.5f), small_exp<V>(minus_z));
@@ -47,6 +48,17 @@ struct Laplace : Exponential, Fixed<Laplace> {
   template <class V> static typename V::reg slope(typename V::reg y) {
     const auto rest = V::sub(V::set(1), y);
     return V::blend(V::gt(y, rest), rest, y);
+  }
+  // F(z + step) from y = F(z), for a short step: to 3e-8.
+  static constexpr double most_step = 1.0 / 32;
+  template <class V> static typename V::reg moved(typename V::reg y, typename V::scalar grow, typename V::scalar fall) {
+    const auto one = V::set(1), rest = V::sub(one, y);
+    const auto is_upper = V::gt(y, rest);
+    const auto t = V::blend(is_upper, V::mul(rest, V::set(fall)), V::mul(y, V::set(grow)));
+    // A tail beyond ½, (1 + e)/2, has crossed the middle: it is 1 − 1/(4t) = t − e²/2(1 − e + e² − …).
+    const auto e = V::max(V::sub(V::add(t, t), one), V::set(0)), series = V::fma(e, e, V::sub(one, e));
+    const auto tail = V::fnma(V::mul(V::mul(V::set(0.5f), e), e), series, t);
+    return V::blend(is_upper, V::sub(one, tail), tail);
   }
 };
 
@@ -124,7 +136,7 @@ struct Cauchy : Fixed<Cauchy> {
 
 // clip(z, 0, 1)^a for 1 ≤ a ≤ 4: to 3e-7. For floats alone, as it takes the logarithm of z.
 struct Power {
-  static constexpr bool is_logistic = false, has_simple_slope = false, is_smooth = false;
+  static constexpr bool is_logistic = false, has_moves = false, has_simple_slope = false, is_smooth = false;
   static constexpr float width = 0.25f;
   float exponent, median;
   template <class T> static Power of(const Row<T>& row) {

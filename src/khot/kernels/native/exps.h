@@ -48,6 +48,13 @@ template <class V> inline typename V::reg exp2_of(typename V::reg r, typename V:
 template <class V> inline typename V::reg small_exp(typename V::reg minus_z) {
   using P = Exp2Polynomial<typename V::scalar>;
   const auto negative = V::sub(V::set(0), V::abs(minus_z)), floor = V::set(Limits<typename V::scalar>::exp_floor);
+#if defined(__AVX512F__)
+  if constexpr (sizeof(typename V::scalar) == 4) {
+    const auto u = V::mul(negative, V::set(P::log2e)), lost = V::fma(negative, V::set(P::log2e), V::sub(V::set(0), u));
+    const auto part = V::add(fraction(u), V::fma(negative, V::set(P::rest), lost));
+    return V::keep(V::ge(negative, floor), scaled(polynomial<V>(P::whole, part), u));
+  }
+#endif
   const auto t = V::max(negative, floor), log2e = V::set(P::log2e), magic = V::set(P::magic);
   const auto shifted = V::fma(t, log2e, magic), n = V::sub(shifted, magic);
   const auto r = V::fma(t, V::set(P::rest), V::fma(t, log2e, V::sub(V::set(0), n)));

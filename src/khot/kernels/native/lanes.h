@@ -103,6 +103,25 @@ inline Floats row_sums(const Floats* r) {
 inline Doubles row_sums(const Doubles* r) { return Doubles{r[0][0] + r[0][1], r[1][0] + r[1][1]}; }
 #endif
 
+// The sums of two vectors.
+struct Pair {
+  double first, second;
+};
+#if defined(__AVX2__)
+inline Pair sums_of(Doubles a, Doubles b) {
+#if defined(__AVX512F__)
+  const Doubles both = (Doubles)_mm512_unpacklo_pd(a, b) + (Doubles)_mm512_unpackhi_pd(a, b);
+  const __m256d half = _mm256_add_pd(_mm512_castpd512_pd256(both), _mm512_extractf64x4_pd(both, 1));
+#else
+  const __m256d half = _mm256_add_pd(_mm256_unpacklo_pd(a, b), _mm256_unpackhi_pd(a, b));
+#endif
+  const __m128d sums = _mm_add_pd(_mm256_castpd256_pd128(half), _mm256_extractf128_pd(half, 1));
+  return {sums[0], sums[1]};
+}
+#else
+inline Pair sums_of(Doubles a, Doubles b) { return {a[0] + a[1], b[0] + b[1]}; }
+#endif
+
 // Sums in float64, a lane per row.
 struct Total {
   Doubles low{}, high{};

@@ -1,67 +1,106 @@
 // The derivative of a soft top-k.
 #pragma once
 
+#include "centered.h"
 #include "lanes.h"
 #include "quick.h"
 
 namespace {
 
 // dx = v(g − ḡ)/T; returns dk = ḡ, with v = F′ as a function of y = F(z), and ḡ = Σvg/Σv.
-template <class F, class V, class T> double pull_row(const Row<T>& row, const T* g, T* dx) {
+template <class F, class V, class T, bool Careful = false> double pull_row(const Row<T>& row, const T* g, T* dx) {
   const F law = F::of(row);
   const T* y = row.x;
-  double sums[2];
+  double sums[2], none[1];
   accumulate_row<V, 2>(row.n, row.threads, sums, [=](auto at, auto* lanes) {
     const auto v = law.template slope<V>(at.load(y));
     lanes[0] = V::add(lanes[0], v);
-    lanes[1] = V::fma(v, at.load(g), lanes[1]);
+    lanes[1] = V::fma(v, live<Careful, V>(v, at.load(g)), lanes[1]);
   });
+  if constexpr (!Careful)
+    if (!std::isfinite(sums[1])) return pull_row<F, V, T, true>(row, g, dx);
   const double mean = sums[0] == 0 ? 0 : sums[1] / sums[0];
-  double none[1];
-  const T center = (T)mean, scale = (T)(1.0 / row.temperature);
+  const Centered<T, Careful> centered(mean, row.temperature);
   accumulate_row<V, 1>(row.n, row.threads, none, [=](auto at, auto*) {
-    const auto v = law.template slope<V>(at.load(y));
-    at.store(dx, V::mul(V::mul(v, V::set(scale)), V::sub(at.load(g), V::set(center))));
+    at.store(dx, centered.template of<V>(law.template slope<V>(at.load(y)), at.load(g)));
   });
   return mean;
 }
 
 // dx of a row of 16 bits at its root, as above but with F′ from the margins: y would have to be solved for again.
-template <class F>
+template <class F, bool Careful = false>
 void half_pull(const Row<float>& row, const khot::Halves& halves, const khot::Root& root, float* room) {
   using V = Vec<float>;
   const auto [dtype, x, g, dx] = halves;
-  with_halves(dtype, [=, &row, &root](auto h) {
+  const auto pass = [=, &row, &root](auto h) {
     using H = decltype(h);
     const F law = F::of(row);
     const Margin<float> margin({(float)root.anchor, root.shift}, row.temperature, F::is_logistic ? kLn2 : 1);
     double sums[2], none[1];
     accumulate_scores<V, 2>(row, sums, [=](auto at, auto* lanes) {
-      const auto v = at.load(room);
-      lanes[0] = V::add(lanes[0], v);
-      lanes[1] = V::fma(v, read<H>(at, g), lanes[1]);
-    }, [=](auto at) {
+      ask_for(x + at.i), ask_for(g + at.i), ask_for(dx + at.i);
       const auto t = margin.minus_z<V>(at.allowed(row, read<H>(at, x, -std::numeric_limits<float>::infinity())));
+      auto v = V::set(0);
       if constexpr (F::is_logistic) {
         const auto tail = sigma_of<V>(V::abs(t));
-        at.store(room, V::fnma(tail, tail, tail));
+        v = V::fnma(tail, tail, tail);
       } else {
-        at.store(room, law.template at<V>(t).density);
+        v = law.template at<V>(t).density;
       }
+      at.store(room, v);
+      lanes[0] = V::add(lanes[0], at.live(v));
+      lanes[1] = V::fma(v, live<Careful, V>(v, read<H>(at, g)), lanes[1]);
     });
-    const auto center = V::set((float)(sums[0] == 0 ? 0 : sums[1] / sums[0]));
-    const auto scale = V::set((float)(1.0 / row.temperature));
+    if (!Careful && !std::isfinite(sums[1])) return false;
+    const Centered<float, Careful> centered(sums[0] == 0 ? 0 : sums[1] / sums[0], row.temperature);
     accumulate_row<V, 1>(row.n, row.threads, none, [=](auto at, auto*) {
-      write<H>(at, dx, V::mul(V::mul(at.load(room), scale), V::sub(read<H>(at, g), center)));
+      write<H>(at, dx, centered.template of<V>(at.load(room), read<H>(at, g)));
     });
+    return true;
+  };
+  const bool is_done = with_halves(dtype, pass);
+  if constexpr (!Careful)
+    if (!is_done) half_pull<F, true>(row, halves, root, room);
+}
+
+// The same of a row of `Count` vectors, of which the last may be a part: v and g stay in registers.
+template <class F, int Count, bool Careful = false>
+double pull_held(const Row<float>& row, const float* g, float* dx) {
+  using V = Vec<float>;
+  constexpr int64_t last = (Count - 1) * kRows;
+  const F law = F::of(row);
+  const auto each = [&](auto body) {
+    for (int i = 0; i < Count - 1; ++i) body(Full<V>{i * kRows}, i);
+    if (row.n == last + kRows) body(Full<V>{last}, Count - 1);
+    else body(Part<V>{last, row.n - last}, Count - 1);
+  };
+  Floats v[Count], h[Count], v_sum{}, w_sum{};
+  each([&](auto at, int i) {
+    v[i] = law.template slope<V>(at.load(row.x));
+    h[i] = at.load(g);
+    v_sum = V::add(v_sum, v[i]);
+    w_sum = V::fma(v[i], live<Careful, V>(v[i], h[i]), w_sum);
   });
+  const Pair sums = sums_of(low_half(v_sum) + high_half(v_sum), low_half(w_sum) + high_half(w_sum));
+  if constexpr (!Careful)
+    if (!std::isfinite(sums.second)) return pull_held<F, Count, true>(row, g, dx);
+  const double mean = sums.first == 0 ? 0 : sums.second / sums.first;
+  const Centered<float, Careful> centered(mean, row.temperature);
+  each([&](auto at, int i) { at.store(dx, centered.template of<V>(v[i], h[i])); });
+  return mean;
 }
 
 // The same of up to kRows short rows, of n ≤ kShort entries, whose sums share a vector.
-template <class F> void pull_short(const Row<float>* rows, int count, const float* const* g, float* const* dx,
-                                   double* dk) {
+template <class F, bool Careful = false>
+void pull_short(const Row<float>* rows, int count, const float* const* g, float* const* dx, double* dk) {
   using V = Vec<float>;
   const int64_t n = rows->n, full = n - n % kRows;
+  const auto held = [=](auto kernel) {
+    for (int r = 0; r < count; ++r) dk[r] = kernel(rows[r], g[r], dx[r]);
+  };
+  if (n <= kRows) return held(pull_held<F, 1>);
+  if (n <= 2 * kRows) return held(pull_held<F, 2>);
+  if (n > 3 * kRows && n <= 4 * kRows) return held(pull_held<F, 4>);
   const F law = F::of(*rows);
   Doubles vs[kRows] = {}, ws[kRows] = {};
   for (int r = 0; r < count; ++r) {
@@ -70,7 +109,7 @@ template <class F> void pull_short(const Row<float>* rows, int count, const floa
     const auto add = [&](auto at) {
       const auto v = law.template slope<V>(at.load(y));
       v_sum = V::add(v_sum, v);
-      w_sum = V::fma(v, at.load(h), w_sum);
+      w_sum = V::fma(v, live<Careful, V>(v, at.load(h)), w_sum);
     };
     for (int64_t i = 0; i < full; i += kRows) add(Full<V>{i});
     if (full < n) add(Part<V>{full, n - full});
@@ -79,15 +118,16 @@ template <class F> void pull_short(const Row<float>* rows, int count, const floa
   }
   for (int r = 0; r < kRows; r += kRows / 2) {
     const Doubles v = row_sums(vs + r), w = row_sums(ws + r);
+    if constexpr (!Careful)
+      if (Vec<double>::lanes(w - w == 0) != (1u << kRows / 2) - 1) return pull_short<F, true>(rows, count, g, dx, dk);
     Vec<double>::store(dk + r, Vec<double>::blend(v == 0, Doubles{}, w / v));
   }
   for (int r = 0; r < count; ++r) {
     const float *y = rows[r].x, *h = g[r];
     float* to = dx[r];
-    const auto center = V::set((float)dk[r]), scale = V::set((float)(1.0 / rows[r].temperature));
+    const Centered<float, Careful> centered(dk[r], rows[r].temperature);
     const auto write = [=](auto at) {
-      const auto slope = law.template slope<V>(at.load(y));
-      at.store(to, V::mul(V::mul(slope, scale), V::sub(at.load(h), center)));
+      at.store(to, centered.template of<V>(law.template slope<V>(at.load(y)), at.load(h)));
     };
     for (int64_t i = 0; i < full; i += kRows) write(Full<V>{i});
     if (full < n) write(Part<V>{full, n - full});

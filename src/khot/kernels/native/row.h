@@ -50,6 +50,12 @@ template <class V, bool Masked = false> struct Part {
   void put(T* p, reg v, unsigned lanes) const { store_part(p, v, lanes); }
 };
 
+// Asks for what lies a page ahead: the processor foresees no more than the rest of one.
+template <class T> inline void ask_for(const T* from) {
+  __builtin_prefetch(reinterpret_cast<const char*>(from) + 4096);
+}
+template <class T> inline void ask_for(T* to) { __builtin_prefetch(reinterpret_cast<char*>(to) + 4096, 1); }
+
 constexpr int64_t kBlock = 32;  // lanes are flushed into float64 after so many vectors, if not said otherwise
 
 struct Nothing {

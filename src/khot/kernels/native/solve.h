@@ -48,6 +48,7 @@ template <class F, class V, class T> bool solve_from_sample(const Row<T>& row, T
   const bool complement = 2 * row.k > n;
   const double k = complement ? n - row.k : row.k;
   double sums[2];
+  bool is_stored = false;  // whether y holds the last point's numbers
   const auto settles = [&] {
     const double noise = 2 * eps * std::sqrt(k < 1 ? k * k : k), limit = 4 * eps * (sums[1] < k ? sums[1] : k);
     return noise <= 4 * limit && std::fabs(sums[0] - k) <= (limit > noise ? limit : noise);
@@ -65,7 +66,21 @@ template <class F, class V, class T> bool solve_from_sample(const Row<T>& row, T
       typename V::reg none;
       at.store(y, value(at, &none));
     };
-    if constexpr (F::has_simple_slope) {
+    bool has_moved = false;
+    if constexpr (F::has_moves) {
+      has_moved = is_stored && std::fabs(step) < F::most_step;
+      const double by = complement ? step : -step;
+      const T grow = (T)std::exp(by), fall = (T)std::exp(-by);
+      if (has_moved) accumulate_row<V, 2>(row.n, row.threads, sums, [=](auto at, auto* lanes) {
+        const auto q = F::template moved<V>(at.load(y), grow, fall);
+        at.store(y, q);
+        lanes[0] = V::add(lanes[0], q);
+        lanes[1] = V::add(lanes[1], law.template slope<V>(q));
+      });
+    }
+    if (has_moved) {
+      // All is done, without an exponential.
+    } else if constexpr (F::has_simple_slope) {
       accumulate_scores<V, 2>(row, sums, [=](auto at, auto* lanes) {
         const auto q = at.load(y);
         lanes[0] = V::add(lanes[0], q);
@@ -80,12 +95,14 @@ template <class F, class V, class T> bool solve_from_sample(const Row<T>& row, T
         lanes[1] = V::add(lanes[1], at.live(density));
       });
     }
+    is_stored = true;
     if (!(sums[1] > 0)) return false;
     if (settles() && !complement) return keep(row, point), true;
     step = settles() ? 0 : (sums[0] - k) / sums[1];
     // A short step is taken along the slope. The sum of that decides; if it does not, all is computed anew.
     if (std::fabs(step) < short_step && (step == 0 || F::has_simple_slope)) {
       const T by = (T)-step;
+      is_stored = false;
       accumulate_row<V, 1>(row.n, row.threads, sums, [=](auto at, auto* lanes) {
         auto q = at.load(y);
         if constexpr (F::has_simple_slope) {
