@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ..nn.moe import BoundRoute, Route, sigma_topk
+from ._padding import paddings
 
 PROBES = 32  # random tokens that show what a router of a model does
 OPTIONS = ("bias", "mask", "training", "sample")  # what a swapped router can give to a route
@@ -30,7 +31,7 @@ def swap_routers(model: nn.Module, route: Route = sigma_topk) -> list[str]:
 
     Args:
         model: a model whose routers give (logits, weights, indices), as transformers 5's do. Its `attention_mask`
-            reaches routes that have a `mask` option.
+            reaches routes that have a `mask` option; give the whole model, since a block of experts sees no mask.
         route: `(logits, k, …) → Routing`. If it has a `normalize` option that is not set, it is set where the router's
             own weights have a constant sum; and for σ_k with k > 1, since π sums to k, which no model is used to. It
             is given the router's correction bias, if it takes one. A router that chooses within groups of experts
@@ -54,34 +55,9 @@ def swap_routers(model: nn.Module, route: Route = sigma_topk) -> list[str]:
             which = f"has only {name!r}; it is a {type(module).__name__}, which has {lacks}"
         raise ValueError(f"`model` must have routers: Modules with {KIND}; got {type(model).__name__}, which {which}.")
     changes = [(module, *_swapped(name, module, route)) for name, module in found.items()]
-    padding = getattr(model, "khot_padding_hook", None)
-    if padding is None:
-        padding = _Padding(list(inspect.signature(model.forward).parameters))
-        model.register_forward_pre_hook(padding, with_kwargs=True)
-        model.khot_padding_hook = padding  # type: ignore[assignment]
-    for module, cls, choice in changes:  # all or none
+    for (module, cls, choice), padding in zip(changes, paddings(model, list(found)), strict=True):  # all or none
         module.__class__, module.khot_choice, module.khot_padding = cls, choice, padding
     return list(found)
-
-
-class _Padding:
-    """A hook that keeps the padding mask which the model is called with, for the routers of the model."""
-
-    def __init__(self, names: list[str]) -> None:
-        self.names = names
-        self.mask: Tensor | None = None
-
-    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = dict(zip(self.names, args, strict=False)) | kwargs
-        mask = given.get("attention_mask")
-        self.mask = mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None  # others are no padding
-
-    def of(self, tokens: int) -> Tensor | None:
-        """Return the mask of as many tokens, (tokens,): of the last ones, if earlier ones are in a cache."""
-        if self.mask is None or not len(self.mask) or tokens % len(self.mask):
-            return None
-        length = tokens // len(self.mask)
-        return self.mask[:, -length:].reshape(-1) if 0 < length <= self.mask.shape[1] else None
 
 
 class _Choice(NamedTuple):
@@ -267,7 +243,6 @@ def _route(
     scores = logits
     if choice.groups is not None:
         scores = logits.masked_fill(~choice.groups(router, logits.detach().float(), bias), -torch.inf)
-    mask = mask if "mask" in choice.route.takes else None
     routing = choice.route(scores, int(router.top_k), training=training, bias=bias, mask=mask)
     indices = torch.where(routing.indices < logits.shape[-1], routing.indices, 0)
     return routing.weights * choice.scale, indices
@@ -286,7 +261,7 @@ def _subclass(own: Any) -> type[nn.Module]:
         else:
             logits, weights, _ = own.forward(self, hidden, *args, **kwargs)
             dtype = weights.dtype
-        mask = self.khot_padding.of(len(logits))
+        mask = self.khot_padding.of(len(logits), logits.device) if "mask" in choice.route.takes else None
         weights, indices = _route(self, choice, logits, bias, training=self.training, mask=mask)
         return logits, weights.to(dtype), indices
 
