@@ -273,10 +273,14 @@ def test_a_swapped_model_does_not_run_its_own_routing(family, monkeypatch):
     monkeypatch.setattr(inspect, "signature", None)
     with torch.no_grad():
         assert model.train()(TOKENS).logits.isfinite().all()
+        with torch.autocast("cpu", torch.bfloat16):  # where it ran once for each router
+            assert model(TOKENS).logits.isfinite().all()
         assert not calls
+        router = model.get_submodule(name)
+        router.khot_choice = router.khot_choice._replace(autocast=router.khot_choice.autocast._replace(linear_at=()))
         with torch.autocast("cpu", torch.bfloat16):
             model(TOKENS)
-    assert calls  # the negative control: with autocast it does
+    assert len(calls) == 1  # the negative control: one that is not known to be linear runs
 
 
 def test_a_router_with_noise_in_training_runs_its_own_forward():

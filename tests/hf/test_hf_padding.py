@@ -292,3 +292,29 @@ def test_swapped_models_with_padding_compile_whole():
             found = compiled(tokens, attention_mask=mask).logits[is_token.bool()]
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert not model.model.khot_padding_hook.calls
+
+
+def test_one_router_that_cannot_be_swapped_is_left_alone_by_name():
+    """DeepSeek-V4 has three layers that choose by a table, and could not be swapped for them."""
+    sizes = {"hidden_size": 32, "moe_intermediate_size": 24, "n_routed_experts": 8, "num_experts_per_tok": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "qk_rope_head_dim": 8}
+    ranks = {"q_lora_rank": 16, "o_lora_rank": 16, "o_groups": 1, "max_position_embeddings": 64}
+    config = transformers.DeepseekV4Config(vocab_size=64, num_hidden_layers=5, **sizes, **heads, **ranks)
+    torch.manual_seed(0)
+    model = transformers.DeepseekV4ForCausalLM(config).eval()
+    kinds = [type(module) for module in model.modules()]
+    with pytest.raises(ValueError, match=r"layers\.0.* needs input_ids .* give `skip=\('DeepseekV4HashRouter',\)`"):
+        khot.hf.swap_routers(model)
+    assert [type(module) for module in model.modules()] == kinds
+    with pytest.raises(ValueError, match=r"`skip` must name routers .*DeepseekV4TopKRouter\); got 'Hash'"):
+        khot.hf.swap_routers(model, skip=["Hash"])
+    with pytest.raises(TypeError, match="`skip` must be names in a list; got int"):
+        khot.hf.swap_routers(model, skip=5)
+    with torch.no_grad():
+        before = model(TOKENS).logits
+        for skip in ("DeepseekV4HashRouter", [f"model.layers.{i}.mlp.gate" for i in range(3)]):
+            assert khot.hf.swap_routers(model, skip=skip) == ["model.layers.3.mlp.gate", "model.layers.4.mlp.gate"]
+        after = model(TOKENS).logits
+    assert type(model.model.layers[0].mlp.gate).__name__ == "DeepseekV4HashRouter"
+    assert after.isfinite().all()
+    assert not torch.allclose(after, before)
