@@ -71,7 +71,7 @@ AREAS = {
     ),
     "feature browser": (690, {"_browser.py", "_features.py", "_texts.py", "sae_names.py"}),
     "autoencoders": (2_800, {"sae", "_sae.py", "sae_report.py"}),
-    "the rest": (13_324, set()),
+    "the rest": (13_337, set()),
 }
 """Ratchets of lines, with the folders and files that each counts. Lower them when code shrinks."""
 
