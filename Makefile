@@ -226,10 +226,10 @@ sparsity: $(call stamp,test)
 	$(BIN)/python -m benchmarks.architectures --train
 	$(BIN)/python -m benchmarks.sparsity_overhead
 
-# Kill `khot select` and `khot sae` at random moments.
+# Kill `khot select` and `khot sae` at random moments, `make kill KILLS=100` times each.
 kill: $(call stamp,test)
-	$(BIN)/python tests/kill_select.py 20
-	$(BIN)/python tests/kill_sae.py 20
+	$(BIN)/python tests/kill_select.py $(or $(KILLS),20)
+	$(BIN)/python tests/kill_sae.py $(or $(KILLS),20)
 
 clean:
 	rm -rf .venv site out build

@@ -176,7 +176,7 @@ def table(found: list[Family]) -> str:
     parts = [
         "<!-- Written by benchmarks/router_families.py; do not edit. -->",
         f"Of the {len(found)} routers of transformers {transformers.__version__}, {len(swapped)} can be swapped. "
-        "These are refused:",
+        "These are refused; in a model that has others beside them, as `deepseek_v4`, `skip=` leaves them as they are:",
         markdown_table(["model", "router", "it"], [[f"`{e.model}`", e.router, e.refused] for e in found if e.refused]),
         "These are swapped; “own rule” is the route that gives the same experts and weights as the model's own code:",
         markdown_table(

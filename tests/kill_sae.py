@@ -1,7 +1,7 @@
 """Kill `khot sae` at random moments, resume it, and compare: `python tests/kill_sae.py [kills] [seed]`.
 
 Each kill is SIGKILL, at a random moment after a checkpoint; then the run is resumed. In the end its weights, metrics
-and curve must be those of a run that nobody interrupted, bit for bit. tests/test_sae_job.py does it twice.
+and curve must be those of a run that nobody interrupted, bit for bit. tests/sae/test_train.py does it twice.
 """
 
 from __future__ import annotations

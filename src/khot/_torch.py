@@ -37,6 +37,8 @@ def _lacks(name: str) -> NotImplementedError:
 
 # Whether a transform of torch.func is active.
 transforms_active: Callable[[], bool] = _get("torch._C._are_functorch_transforms_active", lambda: True)
+# The number of the backward pass that runs; −1 if none does.
+_backward_pass: Callable[[], int] = _get("torch._C._current_graph_task_id", lambda: 0)
 # What the dispatcher looks at in a tensor. Ordinary tensors of a device have keys with an equal `raw_repr()`; that of
 # the fallback is a new object, unequal to all others.
 dispatch_keys: Callable[[Tensor], Any] = _get("torch._C._dispatch_keys", lambda t: SimpleNamespace(raw_repr=object))
@@ -68,6 +70,11 @@ def is_traced_number(value: Any) -> bool:
 
 # Whether torch.jit.trace records.
 is_tracing: Callable[[], bool] = _get("torch._C._is_tracing", torch.jit.is_tracing)  # type: ignore[attr-defined]
+
+
+def is_in_backward() -> bool:
+    """Return whether a backward pass runs, which computes again what was checkpointed."""
+    return not torch.compiler.is_compiling() and _backward_pass() != -1
 
 
 def is_shape_only(x: Tensor) -> bool:

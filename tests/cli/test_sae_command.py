@@ -115,6 +115,17 @@ def test_tokens_and_an_unembedding_reach_the_report(acts, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+def test_a_vocabulary_without_numbers_to_name_is_an_error(acts, tmp_path):
+    """It was ignored."""
+    (tmp_path / "words.txt").write_text("zebra\n" * TOKENS)
+    size = ("--k", 3, "--latents", 64, "--steps", 3, "--vocabulary", tmp_path / "words.txt", "--out", tmp_path / "out")
+    for tokens in ((), ("--tokens", tmp_path / "words.txt")):
+        wrong = sae(acts, *size, *tokens)
+        assert wrong.exit_code == 2
+        assert "needs --tokens, a .npy file of numbers, whose texts it has" in " ".join(wrong.stderr.split())
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_unembedding_of_a_transcoder_has_the_columns_of_its_targets(acts, tmp_path):
     np.save(tmp_path / "ids.npy", np.arange(TOKENS) % 3)
     (tmp_path / "words.txt").write_text("zebra\nlion\ngnu\n")
@@ -143,6 +154,7 @@ def test_the_unembedding_of_a_transcoder_has_the_columns_of_its_targets(acts, tm
     [
         (["--k", 65, "--latents", 64], "`k` must satisfy 0 < k ≤ 64 (the number of latents); got 65."),
         (["--k", 0], "`k` must be > 0"),
+        (["--prefixes", "8,16.5"], "--prefixes must be integers, since they count latents; got 16.5"),
         (["--k", "inf"], "`k` must be > 0 and finite; got inf."),
         (["--k", "nan"], "`k` must be > 0 and finite; got nan."),
         (["--array", "zz"], "must have an array 'zz'; got acts."),

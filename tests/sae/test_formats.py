@@ -64,6 +64,17 @@ def test_dictionary_learning_round_trip(kind, tmp_path):
     same(sae, load_dictionary_learning(tmp_path), exact=name != "JumpReluAutoEncoder")
 
 
+def test_the_k_of_a_jumprelu_is_that_of_its_config(tmp_path):
+    """It was 1 after loading, which further training would aim at."""
+    save_dictionary_learning(train(make(selectors.straight_through, kind="jumprelu", k=2.5)), tmp_path)
+    about = json.loads((tmp_path / "config.json").read_text())
+    assert load_dictionary_learning(tmp_path).config.k == 2.5
+    del about["trainer"]["k"]
+    for more, k in (({"target_l0": 3.0}, 3), ({}, 1)):
+        (tmp_path / "config.json").write_text(json.dumps({"trainer": {**about["trainer"], **more}}))
+        assert load_dictionary_learning(tmp_path).config.k == k
+
+
 def test_what_the_others_lack_or_khot_lacks_is_refused(tmp_path):
     with pytest.raises(ValueError, match="sparsify has TopK alone"):
         save_sparsify(make(kind="batch"), tmp_path)

@@ -82,9 +82,11 @@ def sae(
         inputs = open_activations(activations, array)
         targets = None if target is None else open_activations(target, target_array)
         data, d_out = (inputs, None) if targets is None else (Pairs(inputs, targets), targets.d)
-        sizes = tuple(map(int, _numbers("--prefixes", prefixes)))
+        sizes = _numbers("--prefixes", prefixes)
+        if odd := [size for size in sizes if not isinstance(size, int)]:
+            raise ValueError(f"--prefixes must be integers, since they count latents; got {odd[0]:g}")
         shape: dict[str, Any] = {"d_in": inputs.d, "d_out": d_out, "latents": latents, "kind": kind, "zipf": zipf}
-        more: dict[str, Any] = {"layer_norm": layer_norm, "prefixes": sizes}
+        more: dict[str, Any] = {"layer_norm": layer_norm, "prefixes": tuple(sizes)}
         counts = _numbers("-k", k)
         configs = {f"k{count:g}": SparseAutoencoderConfig(**shape, **more, k=count) for count in counts}
         how: dict[str, Any] = {"selector": selector, "steps": steps, "batch_size": batch_size, "lr": lr, "seed": seed}

@@ -6,7 +6,7 @@ weights sum to, and within which groups of experts it chooses. What no rule here
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ..nn.moe import BoundRoute, Route, sigma_topk
+from ._padding import paddings
 
 PROBES = 32  # random tokens that show what a router of a model does
 OPTIONS = ("bias", "mask", "training", "sample")  # what a swapped router can give to a route
 KIND = "forward(hidden) → (logits, weights, indices), `top_k`, and a `weight` or one Linear layer"
 
 
-def swap_routers(model: nn.Module, route: Route = sigma_topk) -> list[str]:
+def swap_routers(model: nn.Module, route: Route = sigma_topk, *, skip: Iterable[str] = ()) -> list[str]:
     """Let every router of a transformers model choose by a function of `khot.nn.routing`, with the weights it has.
 
     Each router becomes a subclass of its own class, so that `output_router_logits`, `save_pretrained` and `generate`
@@ -30,14 +31,17 @@ def swap_routers(model: nn.Module, route: Route = sigma_topk) -> list[str]:
 
     Args:
         model: a model whose routers give (logits, weights, indices), as transformers 5's do. Its `attention_mask`
-            reaches routes that have a `mask` option.
+            reaches routes that have a `mask` option; give the whole model, since a block of experts sees no mask.
         route: `(logits, k, …) → Routing`. If it has a `normalize` option that is not set, it is set where the router's
             own weights have a constant sum; and for σ_k with k > 1, since π sums to k, which no model is used to. It
             is given the router's correction bias, if it takes one. A router that chooses within groups of experts
             still does: other experts have a score of −inf.
+        skip: names of routers or of their classes, which stay as they are, such as DeepSeek-V4's
+            `"DeepseekV4HashRouter"`, which looks its experts up by token and has no scores to choose by. Without it one
+            router that cannot be swapped is an error, and no router changes.
 
     Returns:
-        The names of the routers.
+        The names of the routers that were swapped.
 
     Examples:
         >>> import khot.hf
@@ -45,6 +49,7 @@ def swap_routers(model: nn.Module, route: Route = sigma_topk) -> list[str]:
         ['model.layers.0.mlp.gate', 'model.layers.1.mlp.gate']
     """
     named = {name: module for name, module in model.named_modules() if _is_named(module)}
+    named = _without(named, skip)
     found = {name: module for name, module in named.items() if hasattr(module, "top_k") and _linear(module) is not None}
     if not found:
         which = "has none"
@@ -53,35 +58,47 @@ def swap_routers(model: nn.Module, route: Route = sigma_topk) -> list[str]:
             lacks = "no `top_k`" if _linear(module) is not None else "no `weight` and no single Linear layer"
             which = f"has only {name!r}; it is a {type(module).__name__}, which has {lacks}"
         raise ValueError(f"`model` must have routers: Modules with {KIND}; got {type(model).__name__}, which {which}.")
-    changes = [(module, *_swapped(name, module, route)) for name, module in found.items()]
-    padding = getattr(model, "khot_padding_hook", None)
-    if padding is None:
-        padding = _Padding(list(inspect.signature(model.forward).parameters))
-        model.register_forward_pre_hook(padding, with_kwargs=True)
-        model.khot_padding_hook = padding  # type: ignore[assignment]
-    for module, cls, choice in changes:  # all or none
+    changes: list[tuple[Any, type[nn.Module], _Choice]] = []
+    refused: dict[str, ValueError] = {}
+    for name, module in found.items():
+        try:
+            changes.append((module, *_swapped(name, module, route)))
+        except ValueError as error:
+            refused.setdefault(_name_of(module), error)
+    if refused:
+        first = next(iter(refused.values()))
+        raise ValueError(f"{first} To leave it as it is, give `skip={(*refused,)}`.") if changes else first
+    for (module, cls, choice), padding in zip(changes, paddings(model, list(found)), strict=True):  # all or none
         module.__class__, module.khot_choice, module.khot_padding = cls, choice, padding
     return list(found)
 
 
-class _Padding:
-    """Keep the padding mask that the model is called with, as a hook, for the routers of the model."""
+def _name_of(router: nn.Module) -> str:
+    """Return the name of the model's own class of a router."""
+    name: str = getattr(type(router), "khot_own", type(router)).__name__
+    return name
 
-    def __init__(self, names: list[str]) -> None:
-        self.names = names
-        self.mask: Tensor | None = None
 
-    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = dict(zip(self.names, args, strict=False)) | kwargs
-        mask = given.get("attention_mask")
-        self.mask = mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None  # others are no padding
+def _without(named: dict[str, nn.Module], skip: Iterable[str]) -> dict[str, nn.Module]:
+    """Return the routers that are not to be skipped."""
+    kinds = {name: _name_of(module) for name, module in named.items()}
+    if not isinstance(skip, Iterable):
+        raise TypeError(f"`skip` must be names in a list; got {type(skip).__name__}.")
+    left = {skip} if isinstance(skip, str) else {*skip}
+    if unknown := left - {*kinds, *kinds.values()}:
+        known = ", ".join(sorted({*kinds.values()})) or "none"
+        raise ValueError(f"`skip` must name routers of the model or their classes ({known}); got {unknown.pop()!r}.")
+    return {name: module for name, module in named.items() if not left & {name, kinds[name]}}
 
-    def of(self, tokens: int) -> Tensor | None:
-        """Return the mask of as many tokens, (tokens,): of the last ones, if earlier ones are in a cache."""
-        if self.mask is None or not len(self.mask) or tokens % len(self.mask):
-            return None
-        length = tokens // len(self.mask)
-        return self.mask[:, -length:].reshape(-1) if 0 < length <= self.mask.shape[1] else None
+
+class _How(NamedTuple):
+    """How a router computes its scores."""
+
+    linear_at: tuple[int, ...]  # ndim of `hidden` where scores are hidden·Wᵀ + bias; else the own forward runs
+    is_wide: bool = False  # whether that is computed in float32, or else in the dtype of `hidden`
+    is_cast: bool = False  # whether autocast has an effect on it
+    weights_in: torch.dtype | None = None  # the dtype of the weights; None for that of `hidden`
+    weights_cast: bool = False  # whether it is that of autocast instead
 
 
 class _Choice(NamedTuple):
@@ -91,9 +108,8 @@ class _Choice(NamedTuple):
     scale: float  # of the weights
     groups: Callable[[Any, Tensor, Tensor | None], Tensor] | None  # which experts may be chosen, if not all
     bias_name: str | None  # of the argument that has the correction bias, if it is no attribute
-    linear_at: tuple[int, ...]  # ndim of `hidden` where scores are hidden·Wᵀ + bias; else the own forward runs
-    is_wide: bool  # whether that is computed in float32, or else in the dtype of `hidden`
-    weights_in: torch.dtype | None  # the dtype of the weights; None for the dtype of `hidden`
+    plain: _How
+    autocast: _How
 
 
 def _is_named(module: nn.Module) -> bool:
@@ -129,8 +145,8 @@ def _swapped(name: str, router: Any, route: Route) -> tuple[type[nn.Module], _Ch
     if option is not None and "normalize" not in getattr(route, "keywords", {}):
         is_constant = bool((given[1].float().sum(-1) - scale).abs().max() < 1e-2 * scale)
         route = partial(route, normalize=is_constant or (k > 1 and not option.default))
-    how = _how(own, router, bias_name)
-    choice = _Choice(BoundRoute(route, n, k, OPTIONS), scale, _groups(name, twin, given), bias_name, *how)
+    groups, how = _groups(name, twin, given), (_how(own, router, bias_name), _how_cast(own, router, bias_name))
+    choice = _Choice(BoundRoute(route, n, k, OPTIONS), scale, groups, bias_name, *how)
     _route(twin, choice, given[0], None, training=False)  # raises if the route does not fit
     return _subclass(own), choice
 
@@ -219,42 +235,67 @@ def _groups(name: str, router: Any, given: Any) -> Callable[[Any, Tensor, Tensor
     raise ValueError(f"{name} must choose groups of experts by the best one or two of each; it has another rule.")
 
 
-def _how(own: Any, router: Any, bias_name: str | None) -> tuple[tuple[int, ...], bool, torch.dtype | None]:
-    """Return the last three fields of `_Choice`, from what a copy in bfloat16 does."""
+def _how(own: Any, router: Any, bias_name: str | None) -> _How:
+    """Return how a router computes, from what a copy in bfloat16 does."""
     twin = _twin(router, torch.bfloat16)
     tokens = _probes(twin)
     with torch.random.fork_rng(devices=[]):
         try:
             found = _called(own, twin, tokens, bias_name)[1].dtype
         except RuntimeError:  # it cannot compute in bfloat16; the model's own dtype is all it has to serve
-            return (), False, torch.float32
+            return _How((), weights_in=torch.float32)
         weights_in = None if found == torch.bfloat16 else found
         for is_wide in (False, True):
-            fits = tuple(x.ndim for x in (tokens, tokens[None]) if _is_linear(own, twin, x, is_wide, bias_name))
-            if fits:
-                return fits, is_wide, weights_in
-    return (), False, weights_in
+            if fits := _linear_at(own, twin, (tokens,), bias_name, _How((), is_wide)):
+                return _How(fits, is_wide, weights_in=weights_in)
+    return _How((), weights_in=weights_in)
 
 
-def _is_linear(own: Any, router: Any, hidden: Tensor, is_wide: bool, bias_name: str | None) -> bool:
-    """Return whether `_logits` are the scores of a router, in training and in evaluation."""
-    expected = _logits(router, hidden, is_wide)
-    extra = {} if bias_name is None else {bias_name: hidden.new_zeros(expected.shape[-1])}
-    try:
-        given = [own.forward(router.train(mode), hidden, **extra)[0] for mode in (True, False)]
-    except (IndexError, RuntimeError, ValueError):  # it takes another number of dimensions
-        return False
-    return all(torch.equal(logits, expected) for logits in given)
+def _how_cast(own: Any, router: Any, bias_name: str | None) -> _How:
+    """Return how a router computes under autocast, from what a copy in float32 does for tokens of two dtypes."""
+    twin = _twin(router, torch.float32)
+    both = (_probes(twin), _probes(twin).bfloat16())
+    with torch.random.fork_rng(devices=[]), torch.autocast("cpu", torch.bfloat16):
+        try:
+            found = [_called(own, twin, tokens, bias_name)[1].dtype for tokens in both]
+        except RuntimeError:
+            return _How(())
+        weights_in = found[0] if found[0] == found[1] == torch.float32 else None
+        is_cast = found[0] == torch.bfloat16
+        for how in (_How((), is_cast=True), _How((), is_wide=True), _How(())):
+            if fits := _linear_at(own, twin, both, bias_name, how):
+                return how._replace(linear_at=fits, weights_in=weights_in, weights_cast=is_cast)
+    return _How(())
 
 
-def _logits(router: Any, hidden: Tensor, is_wide: bool) -> Tensor:
+def _linear_at(own: Any, router: Any, probes: tuple[Tensor, ...], bias_name: str | None, how: _How) -> tuple[int, ...]:
+    """Return with how many dimensions of tokens `_logits` are the scores of a router, in training and in evaluation."""
+
+    def is_linear(hidden: Tensor) -> bool:
+        try:
+            expected = _logits(router, hidden, how)
+            extra = {} if bias_name is None else {bias_name: router_bias}
+            given = [own.forward(router.train(mode), hidden, **extra)[0] for mode in (True, False)]
+        except (IndexError, RuntimeError, ValueError):  # it takes another number of dimensions
+            return False
+        return all(logits.dtype == expected.dtype and torch.equal(logits, expected) for logits in given)
+
+    router_bias = probes[0].new_zeros(len(_linear(router).weight))
+    shapes: tuple[Callable[[Tensor], Tensor], ...] = (lambda t: t, lambda t: t[None])
+    return tuple(shape(probes[0]).ndim for shape in shapes if all(is_linear(shape(t)) for t in probes))
+
+
+def _logits(router: Any, hidden: Tensor, how: _How) -> Tensor:
     """Return the scores of tokens (…, d), (tokens, n), as a linear router computes them."""
+    if not how.is_cast and torch.is_autocast_enabled(hidden.device.type):
+        with torch.autocast(hidden.device.type, enabled=False):
+            return _logits(router, hidden, how)
     layer = _linear(router)
     weight, bias = layer.weight, getattr(layer, "bias", None)
     if not isinstance(bias, Tensor) or bias.shape != weight.shape[:1]:
         bias = None
     rows = hidden.reshape(-1, weight.shape[1])
-    if is_wide:
+    if how.is_wide:
         rows, weight, bias = rows.float(), weight.float(), None if bias is None else bias.float()
     return linear(rows, weight, bias)
 
@@ -267,7 +308,6 @@ def _route(
     scores = logits
     if choice.groups is not None:
         scores = logits.masked_fill(~choice.groups(router, logits.detach().float(), bias), -torch.inf)
-    mask = mask if "mask" in choice.route.takes else None
     routing = choice.route(scores, int(router.top_k), training=training, bias=bias, mask=mask)
     indices = torch.where(routing.indices < logits.shape[-1], routing.indices, 0)
     return routing.weights * choice.scale, indices
@@ -280,13 +320,14 @@ def _subclass(own: Any) -> type[nn.Module]:
     def forward(self: Any, hidden: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
         choice: _Choice = self.khot_choice
         bias = (args[0] if args else kwargs.get(choice.bias_name)) if choice.bias_name else None
-        is_plain = hidden.ndim in choice.linear_at and len(args) + len(kwargs) == (bias is not None)
-        if is_plain and not torch.is_autocast_enabled(hidden.device.type):  # which has rules of its own
-            logits, dtype = _logits(self, hidden, choice.is_wide), choice.weights_in or hidden.dtype
+        how = choice.autocast if torch.is_autocast_enabled(hidden.device.type) else choice.plain
+        if hidden.ndim in how.linear_at and len(args) + len(kwargs) == (bias is not None):
+            cast = torch.get_autocast_dtype(hidden.device.type) if how.weights_cast else None
+            logits, dtype = _logits(self, hidden, how), cast or how.weights_in or hidden.dtype
         else:
             logits, weights, _ = own.forward(self, hidden, *args, **kwargs)
             dtype = weights.dtype
-        mask = self.khot_padding.of(len(logits))
+        mask = self.khot_padding.of(len(logits), logits.device) if "mask" in choice.route.takes else None
         weights, indices = _route(self, choice, logits, bias, training=self.training, mask=mask)
         return logits, weights.to(dtype), indices
 

@@ -28,6 +28,8 @@ def read_names(
     texts = open_tokens(tokens, words) if tokens else None
     if texts is not None and len(texts) != data.tokens:
         raise ValueError(f"{tokens} must have a token for each of the {data.tokens} rows; got {len(texts)}")
+    if vocabulary and (texts is None or texts.vocabulary is not words):
+        raise ValueError(f"{vocabulary} needs --tokens, a .npy file of numbers, whose texts it has; got {tokens}")
     if unembedding is None:
         return Names(texts)
     if texts is None or texts.vocabulary is not words:

@@ -83,7 +83,8 @@ def save_dictionary_learning(sae: SparseAutoencoder, folder: Folder) -> None:
     file = io.BytesIO()
     torch.save({of: t.detach().cpu().clone(memory_format=torch.contiguous_format) for of, t in tensors.items()}, file)
     write(Path(folder) / LEARNED, file.getvalue())
-    sizes = {"activation_dim": config.d_in, "dict_size": config.latents, "k": round(config.k)}
+    sizes: dict[str, float] = {"activation_dim": config.d_in, "dict_size": config.latents}
+    sizes["k"] = config.k if name == "JumpReluAutoEncoder" else round(config.k)
     about = {"trainer": {"dict_class": name, **sizes, "layer": None, "lm_name": None, "submodule_name": None}}
     write(Path(folder) / LEARNED_CONFIG, json.dumps(about, indent=2) + "\n")
 
@@ -92,7 +93,8 @@ def load_dictionary_learning(folder: Folder) -> SparseAutoencoder:
     """Read a folder of `dictionary_learning`, as a model in evaluation mode; nothing in it is executed.
 
     AutoEncoderTopK, BatchTopKSAE and JumpReluAutoEncoder are read, others raise ValueError. So does a BatchTopKSAE
-    whose threshold was never set, since its codes would depend on the batch.
+    whose threshold was never set, since its codes would depend on the batch. The k of a JumpReluAutoEncoder is the
+    `k` or `target_l0` of config.json, or 1 without them; codes do not depend on it, further training does.
     """
     about = _json(Path(folder) / LEARNED_CONFIG, ("trainer",))["trainer"]
     kind = CLASSES.get(about.get("dict_class"))
@@ -100,7 +102,8 @@ def load_dictionary_learning(folder: Folder) -> SparseAutoencoder:
         raise ValueError(f"{folder} must hold one of {', '.join(CLASSES)}; got {about.get('dict_class')}.")
     tensors: dict[str, Tensor] = torch.load(Path(folder) / LEARNED, map_location="cpu", weights_only=True)
     if kind == "jumprelu":
-        return _model(folder, kind, 1, {**tensors, "b_enc": tensors["b_enc"] + tensors["b_dec"] @ tensors["W_enc"]})
+        k = next((about[name] for name in ("k", "target_l0") if about.get(name) is not None), 1)
+        return _model(folder, kind, k, {**tensors, "b_enc": tensors["b_enc"] + tensors["b_dec"] @ tensors["W_enc"]})
     if kind == "batch" and tensors["threshold"] < 0:
         raise ValueError(f"{folder} must hold a threshold ≥ 0, which is set in training; got {tensors['threshold']}.")
     return _model(folder, kind, int(tensors["k"]), {**tensors, "W_dec": tensors["decoder.weight"].t()})

@@ -299,3 +299,22 @@ def test_nothing_but_padding_has_no_load():
     assert not routing.load(found).any()
     assert dropped == 0
     assert routing.z_loss(found) == 0
+
+
+def test_a_seed_in_place_of_a_generator_is_named_by_every_route():
+    """Routes without randomness ignored it."""
+    router = Router(16, 8, 2)
+    for layer in (router, MoE(router, [nn.Linear(16, 16) for _ in range(8)])):
+        with pytest.raises(TypeError, match=r"`generator` must be a torch\.Generator or None; got int"):
+            layer(torch.randn(3, 16), generator=0)
+
+
+def test_experts_with_outputs_of_another_shape_are_named():
+    """One that flattened its tokens gave wrong numbers in silence."""
+    x = torch.randn(20, 8, generator=seeded())
+    for experts in ([nn.Flatten(0), nn.Flatten(0)], [nn.Linear(8, 8), nn.Linear(8, 4)]):
+        torch.manual_seed(0)
+        with pytest.raises(ValueError, match=r"`experts` must map \(tokens, dim\) to \(tokens, d\).*; got \("):
+            MoE(Router(8, 2, 1), experts)(x)
+    with pytest.raises(TypeError, match=r"`router` must have `num_experts` and `k`, .*; got Linear"):
+        MoE(nn.Linear(8, 2), experts)

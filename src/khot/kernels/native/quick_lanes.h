@@ -276,8 +276,9 @@ template <class Rows> inline unsigned settle_group(const Row<float>* given, Rows
     shift = V::mul(V::add(V::sub(V::sub(anchor, moved), V::mul(step, temperature)), V::mul(shift, temperature)), scale);
     anchor = moved;
   }
-  // A long step cannot be a polish.
-  auto is_near = V::both(V::gt(V::set(kLongStep), V::abs(step)), V::gt(asked.temperature, V::set(0)));
+  // A long step cannot be a polish; and where nothing is left to choose, or nothing to leave, there is no threshold.
+  const auto has_root = V::both(V::gt(small.k, V::set(0)), V::gt(asked.temperature, V::set(0)));
+  auto is_near = V::both(V::gt(V::set(kLongStep), V::abs(step)), has_root);
   auto settled = is_near;
   for (int polish = 0; polish < 2; ++polish) {
     const auto most = V::mul(V::max(V::min(step, one), V::set(-1)), bits);

@@ -67,7 +67,7 @@ template <class F, class V, class T> bool solve_from_sample(const Row<T>& row, T
       at.store(y, value(at, &none));
     };
     bool has_moved = false;
-    if constexpr (F::has_moves) {
+    if constexpr (F::has_moves && sizeof(T) == 4) {  // doubles need more digits than a move has
       has_moved = is_stored && std::fabs(step) < F::most_step;
       const double by = complement ? step : -step;
       const T grow = (T)std::exp(by), fall = (T)std::exp(-by);

@@ -66,6 +66,7 @@ class Router(KeepsPrecision):
         Where the mask (…) is False, there is padding, which goes to no expert.
         """
         _check.last_dim("x", x, self.weight.shape[1])
+        _check.generator(generator)
         check_mask(mask, x)
         with no_autocast(x):
             weight = widened(self.weight)
@@ -126,6 +127,9 @@ class MoE(nn.Module):
         if capacity_factor is not None:
             _check.above("capacity_factor", capacity_factor, 0)
         _check.instance("router", router, nn.Module)
+        if not (hasattr(router, "num_experts") and hasattr(router, "k")):
+            kind = type(router).__name__
+            raise TypeError(f"`router` must have `num_experts` and `k`, as `khot.nn.Router` has; got {kind}.")
         self.router, self.experts = router, nn.ModuleList(_check.modules("experts", experts))
         ranks = 1 if group is None else torch.distributed.get_world_size(group)
         if (got := len(self.experts)) * ranks != (n := router.num_experts):
@@ -164,7 +168,16 @@ class MoE(nn.Module):
         """Return what the experts make of rows that are sorted by expert."""
         blocks = rows.split(counts)
         outputs = [expert(block) for expert, block in zip(self.experts, blocks, strict=True) if len(block)]
-        return torch.cat(outputs or [self.experts[0](rows[:0])])
+        outputs = outputs or [self.experts[0](rows[:0])]
+        lengths = [length for length in counts if length] or [0]
+        wanted = outputs[0].shape[-1] if outputs[0].ndim else 0
+        for output, length in zip(outputs, lengths, strict=True):
+            if output.shape != (length, wanted):
+                which = f"({length}, {wanted}) for {length} tokens, as the others do"
+                raise ValueError(
+                    f"`experts` must map (tokens, dim) to (tokens, d), {which}; got {tuple(output.shape)}."
+                )
+        return torch.cat(outputs)
 
     def _travelled(self, rows: Tensor, counts: list[int]) -> Tensor:
         """Send rows, sorted by expert, to the processes of their experts, and return what came back."""
