@@ -111,9 +111,7 @@ def takes_halves(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf
     return is_ordinary(x, mask, *numbers) and not any(t.requires_grad for t in numbers)
 
 
-def _half_topk(
-    x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf, roots: Tensor | None = None
-) -> Tensor:
+def _half_topk(x: Tensor, k: PerRow, temperature: PerRow, mask: Mask, cdf: Cdf, roots: Tensor | None = None) -> Tensor:
     """Return y of scores in half precision by the kernel; by way of float32 if a mode watches, with roots of NaN."""
     if is_plain(x, mask):
         return _native.half_topk(x, k, temperature, mask, cdf.name, roots=roots)
