@@ -65,13 +65,14 @@ AREAS = {
     "sparse networks": (3_260, {"_budgets.py", "_choice.py", "budgets.py", "sparsity"}),
     "one row on many ranks": (1_500, {"_file.py", "_ranks.py", "across.py", "chunks.py", "distributed", "kth.py"}),
     "feature selection": (
-        2_880,
+        3_590,
         {"_blocks.py", "_gate.py", "_judges.py", "_knockoffs.py", "_portfolio.py", "_problem.py", "_selector.py"}
-        | {"select.py", "select_report.py", "_select.py", "_trust.py", "_wish.py"},
+        | {"select.py", "select_report.py", "_select.py", "_trust.py", "_wish.py"}
+        | {"_table.py", "_text.py", "_values.py"},
     ),
     "feature browser": (690, {"_browser.py", "_features.py", "_texts.py", "sae_names.py"}),
     "autoencoders": (2_800, {"sae", "_sae.py", "sae_report.py"}),
-    "the rest": (13_095, set()),
+    "the rest": (12_680, set()),
 }
 """Ratchets of lines, with the folders and files that each counts. Lower them when code shrinks."""
 
