@@ -65,9 +65,9 @@ AREAS = {
     "sparse networks": (3_260, {"_budgets.py", "_choice.py", "budgets.py", "sparsity"}),
     "one row on many ranks": (1_500, {"_file.py", "_ranks.py", "across.py", "chunks.py", "distributed", "kth.py"}),
     "feature selection": (
-        3_590,
+        3_740,
         {"_blocks.py", "_gate.py", "_judges.py", "_knockoffs.py", "_portfolio.py", "_problem.py", "_selector.py"}
-        | {"select.py", "select_report.py", "_select.py", "_trust.py", "_wish.py"}
+        | {"select.py", "_compare.py", "select_report.py", "_select.py", "_trust.py", "_wish.py"}
         | {"_table.py", "_text.py", "_values.py"},
     ),
     "feature browser": (690, {"_browser.py", "_features.py", "_texts.py", "sae_names.py"}),

@@ -52,11 +52,9 @@ class Table(NamedTuple):
         return self.names[:plain] + [f"{name}→{label}" for name in self.names[plain:] for label in classes]
 
     def together(self, task: str) -> dict[str, list[str]]:
-        """Return the features of each category that has several, which count as one."""
+        """Return the features of each category: one, or one for each class, which count as one."""
         features, plain = self.features(task), len(self.names) - self.categories
-        if features is self.names:
-            return {}
-        step = (len(features) - plain) // self.categories
+        step = (len(features) - plain) // max(self.categories, 1)
         return {name: features[plain + i * step :][:step] for i, name in enumerate(self.names[plain:])}
 
 
