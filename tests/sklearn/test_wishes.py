@@ -151,6 +151,7 @@ def test_ctrl_c_broke_the_pool_and_lost_everything(after):
     assert process.returncode == 0, err
     assert b"kept 0 1 True" in out, (out, err)
     assert b"Traceback" not in err
+    assert b"Warning" not in err
 
 
 @pytest.mark.distributed

@@ -2,9 +2,10 @@
 
 import signal
 import threading
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral
 from typing import Any
@@ -232,12 +233,14 @@ class Portfolio:
         try:
             with _deaf():
                 found = Parallel(self.n_jobs, return_as="generator")(delayed(_trial)(quiet, *task) for task in tasks)
-            with closing(found):
-                for result in found:
-                    yield result
-                    done += 1
-                    if problem.tell(_progress(tasks, done)):
-                        return
+            for result in found:
+                yield result
+                done += 1
+                if problem.tell(_progress(tasks, done)):
+                    with warnings.catch_warnings():
+                        warnings.filterwarnings("ignore", message=".* tasks which")  # that the rest is not done
+                        found.close()
+                    return
         except BrokenExecutor:  # a process was killed
             yield from self._in_turn(problem, tasks, done)
 
