@@ -150,7 +150,7 @@ ROWS = "".join(f"{i},{i % 2},{i % 3}\n" for i in range(20))
         (text("a.csv", "a,b\n" + "1,\n" * 20, "-k", "1"), "column 'b' has no values"),
         (text("a.csv", "a,b\n" + "1,inf\n" * 20, "-k", "1"), "column 'b' has values of 1e+100 or more"),
         (text("a.csv", "a,b\n" + "1,1e200\n2,1\n" * 20, "--target", "b", "-k", "1"), "must be less than 1e+100"),
-        (text("a.csv", "a=x,a,b\n" + "1,x,1\n2,y,2\n" * 20, "-k", "1"), "would be a feature a=x"),
+        (text("a.csv", "a=y,a,b\n" + "1,x,1\n2,y,2\n" * 20, "-k", "1"), "would be a feature a=y"),
         (text("a.csv", "a,b\n" + "1,x\n" * 20 + "1,y\n", "--target", "b", "-k", "1"), "got 1 of 'y'"),
         (text("a.csv", "a,b\n" + "1,x\n" * 20, "--target", "b", "-k", "1"), "at least 2 classes; got 1, 'x'"),
         (
@@ -175,7 +175,7 @@ ROWS = "".join(f"{i},{i % 2},{i % 3}\n" for i in range(20))
         ),
         (text("a.csv", "a,b,c\n" + ROWS, "--budget", "3"), "--budget needs --costs"),
         (text("a.csv", "a,b,c\n" + ROWS, "--costs", "none.csv", "--budget", "1"), "none.csv is missing"),
-        (priced("a,2\nb,3\n", 9), "a cost for each feature; 'c' lacks one"),
+        (priced("a,2\nb,3\n", 9), "a cost for each feature; 'c' lack one"),
         (priced("a,2\nb,3\nc,4\n", 1), "--budget must be ≥ 2, the cost of the cheapest feature; got 1"),
         (priced("a,2\nb,3\nc,4\nd,4\n", 9), "a cost for 'd', which the table does not have"),
         (priced("a,2\nb,-3\n", 9), "line 2 of"),
@@ -236,6 +236,8 @@ def test_json_is_one_object(table, tmp_path):
         "stability",
         "subsamples",
         "stand_ins",
+        "loss",
+        "error",
     }
     assert set(found["scores"]) == {"khot", "all features", "random", "SelectKBest", "L1", "RFE"}
     assert all(set(score) == {"mean", "std"} for score in found["scores"].values())

@@ -38,7 +38,8 @@ def column(found, name, rows=2):
         ("a,b", ('"1,234",1', "999,2"), [1234, 999], "separated thousands (--decimal) in 'a'"),
         ("a,b", ('"1,5",1', '"2,5e3",2'), [1.5, 2500], "decimal commas (--decimal) in 'a'"),
         ("a\tb", ("1 234.5\t1", "12\u202f345\t2"), [1234.5, 12345], "separated thousands (--decimal) in 'a'"),
-        ("a;b", ("1.234;1", "2.345;2"), [1.234, 2.345], "semicolons between values (--separator)."),
+        ("a;b", ("1.234;0.5", "2.345;2"), [1.234, 2.345], "semicolons between values (--separator)."),
+        ("a;b", ("14.010;1", "350;2"), [14010, 350], "separated thousands (--decimal) in 'a'"),
         ("a,b", ("1.5,1", "-.5e-3,2"), [1.5, -0.0005], None),
     ],
 )
@@ -111,7 +112,9 @@ def test_dates_are_days(tmp_path, lines, day, said):
 def test_a_format_of_dates_can_be_given(tmp_path):
     found = read(tmp_path, "a,b", "01/02/2024,1", "02/02/2024,2", how=Reading(dates="%m/%d/%Y"))
     assert column(found, "a") == [19724, 19755]
-    assert read(tmp_path, "a,b", "30.02.2024,1", "01.02.2024,2").names[0] == "a=01.02.2024"  # there is no such day
+    found = read(tmp_path, "a,b", "20240201,1.5", "20240202,2.5", how=Reading(dates="%Y%m%d"))
+    assert column(found, "a") == [19754, 19755]
+    assert read(tmp_path, "a,b", "30.02.2024,1", "01.02.2024,2").names[0] == "a=30.02.2024"  # there is no such day
 
 
 def test_missing_values(tmp_path):
@@ -120,13 +123,13 @@ def test_missing_values(tmp_path):
     assert np.isnan(column(found, "a", 9)).tolist() == [False] + [True] * 8
     assert "#N/A - ? NA NULL n/a nan as missing (--missing) in 'a'" in found.notes[0]
     found = read(tmp_path, "strand,b", "+,1", "-,2")
-    assert found.names == ["strand=+", "strand=-", "b"]  # here a minus is a value
+    assert found.names == ["strand=-", "b"]  # here a minus is a value
     found = read(tmp_path, "a,b", "-999,1", "2,2", how=Reading(missing=("-999",)))
     assert np.isnan(column(found, "a")).tolist() == [True, False]
     found = read(tmp_path, "a,b", "nan,1", "2,2", how=Reading(missing=("-999",)))
     assert np.isnan(column(found, "a")).tolist() == [True, False]  # whatever else is missing
     found = read(tmp_path, "a,b", "NA,1", "x,2", how=Reading(missing=("-999",)))
-    assert found.names == ["a=NA", "a=x", "b"]
+    assert found.names == ["a=x", "b"]
 
 
 def test_booleans_are_one_feature_and_the_classes_of_a_target_keep_their_names(tmp_path):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from khot.jobs import _trust, select, select_report
+from khot.jobs import _compare, _trust, select, select_report
 from khot.jobs.select import Table
 from khot.sklearn import KHotSelector, Portfolio, splicing, surfaces
 
@@ -126,8 +126,8 @@ def test_medians_are_those_of_training_rows(monkeypatch):
         seen.append((np.nanmedian(known[:, 0]), prepare.statistics_[0], len(known)))
         return result
 
-    monkeypatch.setattr(select, "prepared", watched)
-    monkeypatch.setattr(select, "methods", lambda *_: {"all": ["passthrough"]})
+    monkeypatch.setattr(_compare, "prepared", watched)
+    monkeypatch.setattr(_compare, "methods", lambda *_: {"all": ["passthrough"]})
     ((_, score),) = select.compare(x, y, "classification", 1, prepare=fill)
     assert len(score.folds) == len(seen) == 5
     assert all(median == used and rows == 40 for median, used, rows in seen)
@@ -142,7 +142,7 @@ def test_categories_of_noise_do_not_leak_the_target(monkeypatch, task):
     codes, y = generator.integers(0, 100, (200, 1)).astype(float), np.arange(200) % 2
     y = y if task == "classification" else generator.standard_normal(200)
     encode = select.preparation(table_of(codes, y, categories=1), task, 0)
-    monkeypatch.setattr(select, "methods", lambda *_: {"all": ["passthrough"]})
+    monkeypatch.setattr(_compare, "methods", lambda *_: {"all": ["passthrough"]})
     ((_, score),) = select.compare(codes, y, task, 1, prepare=encode)
     chance = 0.5 if task == "classification" else 0.0
     assert score.mean < chance + 0.1

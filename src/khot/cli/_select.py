@@ -26,7 +26,15 @@ File = typer.Argument(
     help="A CSV, Parquet or npz file, also with .gz; - for standard input. If omitted, scikit-learn's digits.",
     show_default=False,
 )
-Target = typer.Option(help="The column to predict. If omitted, choose the k columns that best reconstruct the others.")
+Target = typer.Option(
+    metavar="COLUMN",
+    help="The column to predict; repeat for several of numbers. If omitted, choose the k columns that best "
+    "reconstruct the others.",
+)
+Weight = typer.Option(metavar="COLUMN", help="A column with the weight of each row, > 0.")
+RowsOf = typer.Option(
+    metavar="COLUMN", help="Rows with the same value, such as one patient's, stay on one side of every split."
+)
 Group = typer.Option(
     metavar="NAME=A,B",
     help="Features that count as one, such as size=width,height; or a column of strings. Repeat for more.",
@@ -38,10 +46,13 @@ FalseDiscoveries = typer.Option(
 
 
 def select(
+    context: typer.Context,
     file: Annotated[Path | None, File] = None,
-    target: Annotated[str | None, Target] = None,
+    target: Annotated[list[str] | None, Target] = None,
     k: Annotated[str, typer.Option("-k", "--k", help="How many features to choose, or auto.")] = "10",
     max_k: Annotated[int | None, typer.Option(help="With -k auto, the largest number; 30 if omitted.")] = None,
+    weight: Annotated[str | None, Weight] = None,
+    rows_of: Annotated[str | None, RowsOf] = None,
     group: Annotated[list[str] | None, Group] = None,
     costs: Annotated[Path | None, Costs] = None,
     budget: Annotated[float | None, typer.Option(help="Instead of -k: the most that a choice may cost.")] = None,
@@ -94,6 +105,8 @@ def select(
 
     khot select patients.csv --target ill --costs costs.csv --budget 100 --group blood=iron,sugar
 
+    khot select visits.csv --target pain --target sleep --rows-of patient --weight share -k 5
+
     khot select cells.npz -k 20 --task reconstruction --json
     """
     with progress("loading") as on_progress:
@@ -109,19 +122,24 @@ def select(
                     raise job.TableError(f"{option} must be ≥ 1; got {value}")
             given = {"separator": separator, "decimal": decimal, "encoding": encoding, "dates": dates}
             how = job.Reading(**given, missing=tuple(missing) if missing else None, levels=levels, rows=rows, seed=seed)
-            source = job.digits() if file is None else job.read_table(file, target, drop or (), how)
-            if file is None and (target is not None or drop or how != job.Reading(seed=seed)):
+            by_row = {"weight": weight, "rows_of": rows_of}
+            source = job.digits() if file is None else job.read_table(file, target or (), drop or (), how, **by_row)
+            if file is None and (target or drop or weight or rows_of or how != job.Reading(seed=seed)):
                 raise job.TableError("--target, --drop and how to read need a FILE")
             kind = job.find_task_of(source, task)
             names = source.features(kind)
             wish = job.Wish(
                 max_k=max_k,
-                groups=job.read_groups(group or (), names),
+                groups=job.read_groups(group or (), names, source.together(kind)),
                 costs=None if costs is None else job.read_costs(costs),
                 budget=budget,
                 false_discoveries=false_discoveries,
                 n_jobs=jobs if jobs > 1 else None,
             )
+            if budget is not None and getattr(context.get_parameter_source("k"), "name", "") == "COMMANDLINE":
+                raise job.TableError(
+                    f"-k and --budget exclude each other: leave one out; got -k {k}, --budget {budget:g}"
+                )
             count: int | str = k
             if k != "auto":
                 if not k.lstrip("-").isdigit():
@@ -132,6 +150,8 @@ def select(
                 raise job.TableError(f"--seed must satisfy 0 ≤ seed < 2³²; got {seed}")
             if false_discoveries is not None and (kind == "reconstruction" or not 0 < false_discoveries < 1):
                 raise job.TableError(f"--false-discoveries needs a target and 0 < Q < 1; got {false_discoveries:g}")
+            if false_discoveries is not None and (weight or rows_of or len(target or ()) > 1):
+                raise job.TableError("--false-discoveries needs one --target, and neither --weight nor --rows-of")
             report_path = report or (out / "report.html" if out else None)
             for path in (report_path, out and out / "selection.json", out and out / "features.csv"):
                 if path is not None:
@@ -164,6 +184,8 @@ def _show(result: "Selection", report: Path | None) -> None:
         headline,
         in_folds,
         measure,
+        missed,
+        missed_header,
         similar,
         stability_header,
         sure,
@@ -183,8 +205,12 @@ def _show(result: "Selection", report: Path | None) -> None:
         show.print(note, style="dim")
     for said in result.warnings:
         show.print(f"Warning: {said}", style="yellow")
-    rows = [[f.name, str(f.rank), f"{f.inclusion_probability:.3f}", *in_folds(result, f)] for f in result.chosen]
-    show.print(table(["feature", "rank", "inclusion probability", *stability_header(result)], rows))
+    rows = [
+        [f.name, str(f.rank), *missed(result, f), f"{f.inclusion_probability:.3f}", *in_folds(result, f)]
+        for f in result.chosen
+    ]
+    header = ["feature", "rank", *missed_header(result), "inclusion probability", *stability_header(result)]
+    show.print(table(header, rows))
     for said in (*similar(result), *sure(result), *discovered(result)):
         show.print(said)
     if result.candidates:

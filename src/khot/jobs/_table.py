@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._extras import require
-from ._text import AUTOMATIC, DAY, Reading, TableError, leave_out, parsed, some, split
+from ._text import AUTOMATIC, Reading, TableError, leave_out, some, split
+from ._values import DAY, parsed
 
 pl = require("polars", extra="select")
 
@@ -39,6 +40,8 @@ class Table(NamedTuple):
     image: Image
     warnings: tuple[str, ...] = ()  # what may be wrong with the table, in sentences
     categories: int = 0  # how many of the last columns hold numbers that only name a category
+    weight: np.ndarray | None = None  # (rows), > 0
+    groups: np.ndarray | None = None  # (rows), of which those with the same number are not separated
 
     def features(self, task: str) -> list[str]:
         """Return the names of features: for more than two classes, a category has one feature for each class."""
@@ -48,6 +51,12 @@ class Table(NamedTuple):
         plain = len(self.names) - self.categories
         return self.names[:plain] + [f"{name}→{label}" for name in self.names[plain:] for label in classes]
 
+    def together(self, task: str) -> dict[str, list[str]]:
+        """Return the features of each category: one, or one for each class, which count as one."""
+        features, plain = self.features(task), len(self.names) - self.categories
+        step = (len(features) - plain) // max(self.categories, 1)
+        return {name: features[plain + i * step :][:step] for i, name in enumerate(self.names[plain:])}
+
 
 def digits() -> Table:
     """Load scikit-learn's digits: 1797 images of 8 × 8 pixels, ten classes."""
@@ -55,10 +64,19 @@ def digits() -> Table:
     return Table("scikit-learn's digits", list(found.feature_names), found.data, found.target, "digit", [], (8, 8))
 
 
-def read_table(path: Path, target: str | None, drop: Sequence[str] = (), how: Reading = AUTOMATIC) -> Table:
+def read_table(
+    path: Path,
+    target: str | Sequence[str] | None,
+    drop: Sequence[str] = (),
+    how: Reading = AUTOMATIC,
+    *,
+    weight: str | None = None,
+    rows_of: str | None = None,
+) -> Table:
     """Read a CSV, Parquet or npz file, or standard input for "-"; `TableError` says in one line what is wrong with it.
 
-    A file may be compressed by gzip. `how` overrides what is found out about a text file.
+    A file may be compressed by gzip. `how` overrides what is found out about a text file. `target` may be several
+    columns of numbers; `weight` and `rows_of` name columns with the weight of each row, and the group that it is of.
     """
     if path != STDIN and not path.is_file():
         raise TableError(f"{path} is {'not a file' if path.exists() else 'missing'}")
@@ -81,18 +99,38 @@ def read_table(path: Path, target: str | None, drop: Sequence[str] = (), how: Re
         raise TableError(f"{path} cannot be read as {kind}: {said_so}") from problem
     if target is None and kind == ".npz" and "y" in frame.columns:
         target = "y"
-    for name in (*drop, *([target] if target is not None else [])):
+    targets = [target] if isinstance(target, str) else list(target or ())
+    special = [name for name in (weight, rows_of) if name is not None]
+    for name in (*drop, *targets, *special):
         if name not in frame.columns:
             near = get_close_matches(name, frame.columns, n=3) or get_close_matches(name.lower(), frame.columns, n=3)
             hint = f"did you mean {' or '.join(map(repr, near))}" if near else f"there are {some(frame.columns)}"
             raise TableError(f"no such column: {name!r}; {hint}")
+    if len({*targets, *special, *drop}) < len(targets) + len(special) + len({*drop}):
+        raise TableError("a column can be only one of --target, --weight, --rows-of and --drop, once")
     frame = frame.drop(drop)
-    texts, more = parsed([column for column in frame if column.dtype == pl.String], how, raw.separator, target)
+    groups = None if rows_of is None else frame[rows_of].cast(pl.String).fill_null("")
+    frame = frame if rows_of is None else frame.drop(rows_of)
+    texts, more = parsed(
+        [column for column in frame if column.dtype == pl.String],
+        how,
+        raw.separator,
+        targets[0] if len(targets) == 1 else None,
+    )
     frame = frame.with_columns(texts)
     said = [*raw.said, *more]
     notes = [*raw.notes, *([f"Assumed of the file: {'; '.join(said)}."] if said else [])]
     source = "standard input" if path == STDIN else path.name.encode(errors="surrogateescape").decode(errors="replace")
-    return _table(source, frame, target, raw.image, notes, how.levels)
+    if weight is not None:
+        notes.append(f"Rows count by their {weight!r}.")
+    if groups is not None:
+        place = "rows of" + max(frame.columns, key=len, default="")  # a name that no column has
+        frame = frame.with_columns(groups.rank("dense").cast(pl.Float64).alias(place))
+        notes.append(f"Rows of one {rows_of!r} are on one side of every split: {groups.n_unique()} groups.")
+        if groups.n_unique() < 2:
+            raise TableError(f"--rows-of {rows_of} must have at least 2 different values; got 1")
+        return _table(source, frame, targets, raw.image, notes, how.levels, weight, place)
+    return _table(source, frame, targets, raw.image, notes, how.levels, weight)
 
 
 Columns = list[tuple[str, Any]]
@@ -110,19 +148,19 @@ class Raw(NamedTuple):
 
 def _csv(path: Path, data: bytes, how: Reading) -> Raw:
     """Read names from the first line; the separator is the most frequent of , ; tab | there."""
-    lines, separator, said = split(data, how)
-    if not lines:
+    first, rows, separator, said = split(data, how)
+    if not first:
         raise TableError(f"{path} is empty")
-    names, rows = [name.strip() for name in lines[0]], lines[1:]
+    names = [name.strip() for name in first]
     if pl.Series(names).cast(pl.Float64, strict=False).null_count() == 0:
         raise TableError(f"{path} must have the names of the columns in its first line; got numbers")
     for i, row in enumerate(rows):
-        if len(row) != len(names):
+        if isinstance(row, list) and len(row) != len(names):
             raise TableError(f"{path}: row {i + 1} must have {len(names)} values, like the first line; got {len(row)}")
     if not rows:
         raise TableError(f"{path} has names of columns but no rows")
     names[0] = names[0] or ROW_NUMBERS
-    return Raw(_named(path, names, list(zip(*rows, strict=True))), None, separator, said)
+    return Raw(_named(path, names, rows), None, separator, said)
 
 
 def _is_parquet(path: Path) -> bool:
@@ -193,20 +231,39 @@ def _column(name: str, values: Any, how: Reading) -> Any:
     return column.cast(pl.String)
 
 
-def _table(source: str, frame: Any, target: str | None, image: Image, notes: list[str], levels: int) -> Table:
+def _table(
+    source: str,
+    frame: Any,
+    targets: list[str],
+    image: Image,
+    notes: list[str],
+    levels: int,
+    weight: str | None = None,
+    groups: str | None = None,
+) -> Table:
     if ROW_NUMBERS in frame.columns:
         frame = frame.drop(ROW_NUMBERS)
         notes.append("The first column has no name: it was taken for row numbers and left out.")
-    y = None
-    if target is not None:
-        unknown = frame[target].null_count()
-        if unknown == len(frame):
-            raise TableError(f"the target {target!r} has no values")
-        if unknown:
+    y, target = None, ", ".join(targets) or None
+    if targets:
+        if empty := [name for name in targets if frame[name].null_count() == len(frame)]:
+            raise TableError(f"the target {empty[0]!r} has no values")
+        if len(targets) > 1 and (strings := [name for name in targets if frame[name].dtype == pl.String]):
+            raise TableError(f"several targets must be numbers; got strings in {some(strings)}")
+        if unknown := len(frame) - len(frame.drop_nulls(targets)):
             notes.append(f"{unknown} rows without a target were left out.")
-            frame = frame.drop_nulls(target)
-        y = frame[target].to_numpy()
-        frame = frame.drop(target)
+            frame = frame.drop_nulls(targets)
+        y = frame.select(targets).to_numpy() if len(targets) > 1 else frame[targets[0]].to_numpy()
+        frame = frame.drop(targets)
+    by_row: dict[str, Any] = {}
+    if weight is not None:
+        if frame[weight].dtype != pl.Float64 or frame[weight].null_count() or not (frame[weight] > 0).all():
+            raise TableError(f"--weight {weight} must hold a number > 0 in each row")
+        by_row["weight"] = frame[weight].to_numpy()
+        frame = frame.drop(weight)
+    if groups is not None:
+        by_row["groups"] = frame[groups].to_numpy()
+        frame = frame.drop(groups)
     if not frame.width:
         raise TableError(f"{source} has no columns" + (f" beside the target {target!r}" if target else ""))
     if len(frame) < LEAST_ROWS:
@@ -218,8 +275,13 @@ def _table(source: str, frame: Any, target: str | None, image: Image, notes: lis
         raise TableError(
             f"{source} has no columns but identifiers" + (f", beside the target {target!r}" if target else "")
         )
+    if categories and len(targets) > 1:
+        wide = features.columns[-categories:]
+        raise TableError(f"{_have(wide)} more than {levels} strings, which needs one --target; add {leave_out(wide)}")
     image = image if image and features.width == image[0] * image[1] else None
-    return Table(source, features.columns, features.to_numpy(), y, target, notes, image, tuple(warnings), categories)
+    return Table(
+        source, features.columns, features.to_numpy(), y, target, notes, image, tuple(warnings), categories, **by_row
+    )
 
 
 def _features(frame: Any, notes: list[str], most: int, *, has_target: bool) -> tuple[Any, int, list[str]]:
@@ -230,6 +292,7 @@ def _features(frame: Any, notes: list[str], most: int, *, has_target: bool) -> t
     numbers = [column for column in frame if column.dtype == pl.Float64]
     strings = {column.name: column.drop_nulls() for column in frame if column.dtype == pl.String}
     levels = {name: sorted(column.unique()) for name, column in strings.items()}
+    pairs = [name for name in strings if len(levels[name]) == 2 and len(strings[name]) == len(frame)]
     if empty := [column.name for column in frame if column.null_count() == len(column)]:
         raise TableError(f"{_have(empty)} no values; leave out with --drop")
     if huge := [column.name for column in numbers if (column.abs() >= HUGE).any()]:
@@ -255,7 +318,7 @@ def _features(frame: Any, notes: list[str], most: int, *, has_target: bool) -> t
     for name in frame.columns:
         if name not in levels:
             columns.append(pl.col(name))
-        for level in levels[name] if name in narrow else ():
+        for level in levels[name][name in pairs :] if name in narrow else ():  # the first of two says nothing more
             if f"{name}={level}" in frame.columns:
                 raise TableError(f"{level!r} in column {name!r} would be a feature {name}={level}, which is there")
             columns.append((pl.col(name) == level).fill_null(False).cast(pl.Float64).alias(f"{name}={level}"))

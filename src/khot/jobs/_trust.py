@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 from sklearn.base import clone
 from sklearn.metrics import balanced_accuracy_score
-from sklearn.model_selection import KFold, StratifiedKFold
+from sklearn.model_selection import GroupKFold, KFold, StratifiedGroupKFold, StratifiedKFold
 from sklearn.tree import DecisionTreeClassifier
 
 from ._text import leave_out, some
@@ -42,8 +42,9 @@ def copies_of(x: np.ndarray, y: np.ndarray, task: str) -> list[int]:
     most = LARGE if task == "regression" else SAMPLE
     x, y = _spaced(x, most), _spaced(y, most)
     if task == "regression":
-        linear, monotone = correlations(y[:, None], x), correlations(_ranks(y[:, None]), _ranks(x))
-        return np.flatnonzero(np.maximum(np.abs(linear), np.abs(monotone))[0] >= COPY).tolist()
+        y = y.reshape(len(y), -1)
+        linear, monotone = correlations(y, x), correlations(_ranks(y), _ranks(x))
+        return np.flatnonzero(np.maximum(np.abs(linear), np.abs(monotone)).max(0) >= COPY).tolist()
     classes = np.unique(y)
     found = np.abs(correlations((y[:, None] == classes).astype(float), x)).max(0) >= COPY
     tree = DecisionTreeClassifier(max_leaf_nodes=max(2, len(classes)), class_weight="balanced", random_state=0)
@@ -69,6 +70,20 @@ def winner(selector: Any) -> Any:
     return found[0] if found else strategy
 
 
+def splits(
+    x: np.ndarray, y: np.ndarray | None, task: str, count: int, groups: np.ndarray | None, seed: int = 0
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the training and the other rows of each fold, with the same share of classes, and whole groups."""
+    how: dict[str, Any] = {"shuffle": True, "random_state": seed}
+    is_class = task == "classification"
+    if is_class and y is not None:
+        count = max(2, min(count, int(np.unique(y, return_counts=True)[1].max())))  # rows of the most frequent class
+    if groups is not None:
+        count = max(2, min(count, len(np.unique(groups))))
+        return list((StratifiedGroupKFold if is_class else GroupKFold)(count, **how).split(x, y, groups))
+    return list((StratifiedKFold if is_class else KFold)(count, **how).split(x, y))
+
+
 def in_halves(
     x: np.ndarray,
     y: np.ndarray | None,
@@ -76,18 +91,19 @@ def in_halves(
     khot: Any,
     prepare: Callable[[np.ndarray, np.ndarray | None], np.ndarray] | None,
     on_half: Callable[[str, int, int], bool | None],
+    weight: np.ndarray | None = None,
+    groups: np.ndarray | None = None,
 ) -> np.ndarray | None:
     """Return for each column the share of random halves of the rows, in pairs that make up all, that choose it.
 
     Reference: Shah and Samworth, "Variable selection with error control" (2013). None if no half can be chosen from, or
     if `on_half` returns True.
     """
-    kind = StratifiedKFold if task == "classification" else KFold
     choices: list[np.ndarray] = []
     for pair in range(PAIRS):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The least populated class|The number of unique classes")
-            parts = list(kind(2, shuffle=True, random_state=pair).split(x, y))
+            parts = splits(x, y, task, 2, groups, pair)
         for i, (rows, _) in enumerate(parts):
             if on_half("khot, halves", 2 * pair + i, 2 * PAIRS):
                 return None
@@ -95,7 +111,8 @@ def in_halves(
             with warnings.catch_warnings(), suppress(ValueError):  # such as one class
                 warnings.filterwarnings("ignore", message="The number of unique classes")
                 known = known if prepare is None else prepare(known, target)
-                choices.append(clone(khot).fit(known, target).get_support())
+                own = (None if given is None else given[rows] for given in (weight, groups))
+                choices.append(clone(khot).fit(known, target, *own).get_support())
     return np.mean(choices, axis=0) if choices else None
 
 

@@ -1,6 +1,7 @@
 """What to choose, beside the number of features: groups that count as one, costs, and a budget."""
 
 import csv
+import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,19 +14,33 @@ from ..sklearn import KHotSelector, Portfolio
 from ._text import TableError, some
 
 
-def read_groups(given: Sequence[str], names: list[str]) -> dict[str, list[str]]:
-    """Return features by group: NAME=A,B names them; NAME alone is a column of strings, with a feature for each."""
+def read_groups(
+    given: Sequence[str], names: list[str], together: Mapping[str, list[str]] = MappingProxyType({})
+) -> dict[str, list[str]]:
+    """Return features by group: NAME=A,B names them; NAME alone is a column of strings, with a feature for each.
+
+    A feature whose name has a comma is quoted: NAME="A,1",B. `together` are groups that are there without being asked
+    for, except where their features are in others.
+    """
     result: dict[str, list[str]] = {}
     for text in given:
         name, equal, members = text.partition("=")
-        own = [m.strip() for m in members.split(",") if m.strip()]
+        own = [m.strip() for m in next(csv.reader([members], skipinitialspace=True), []) if m.strip()]
         if not equal:
-            own = [feature for feature in names if feature.startswith((f"{name}=", f"{name}→"))]
-        if not name or len(own) < 2 or name in result:
+            own = features_of(name, names)
+        is_one = not equal and (name in together or own not in ([], [name]))  # feature of a column of strings
+        if not name or len(own) < 2 - is_one or name in result:
             fix = "such as size=width,height, or the name of a column of strings"
             raise TableError(f"--group must name at least two features, {fix}; got {text!r}")
         result[name] = own
-    return result
+    taken = {feature for own in result.values() for feature in own}
+    more = {name: own for name, own in together.items() if len(own) > 1 and name not in result}
+    return result | {name: own for name, own in more.items() if not taken & {*own}}
+
+
+def features_of(column: str, names: Sequence[str]) -> list[str]:
+    """Return the features that a column of strings became."""
+    return [name for name in names if name == column or name.startswith((f"{column}=", f"{column}→"))]
 
 
 def read_costs(path: Path) -> dict[str, float]:
@@ -34,11 +49,14 @@ def read_costs(path: Path) -> dict[str, float]:
         raise TableError(f"--costs: {path} is {'not a file' if path.exists() else 'missing'}")
     result: dict[str, float] = {}
     with path.open(encoding="utf-8-sig", newline="") as file:
-        for i, line in enumerate(csv.reader(file)):
+        text = file.read()
+        separator = next((mark for mark in ";\t" if mark in text.partition("\n")[0]), ",")
+        for i, line in enumerate(csv.reader(io.StringIO(text), delimiter=separator)):
             if not line:
                 continue
             try:
-                name, cost = line[0].strip(), float(line[1])
+                number = line[1] if separator == "," else line[1].replace(",", ".")
+                name, cost = line[0].strip(), float(number)
             except (IndexError, ValueError):
                 if i == 0:
                     continue
@@ -74,17 +92,35 @@ class Wish(NamedTuple):
             found.setdefault(owner.get(name, name), []).append(i)
         return list(found.items())
 
+    def with_priced_columns(self, names: list[str]) -> "Wish":
+        """Return the wish in which the features of a column that has a cost of its own are one group."""
+        taken = {feature for own in self.groups.values() for feature in own}
+        own = {name: features_of(name, names) for name in self.costs or () if name not in {*names, *self.groups}}
+        more = {name: features for name, features in own.items() if features and not taken & {*features}}
+        return self._replace(groups={**self.groups, **more})
+
+    def too_dear(self, names: list[str]) -> list[str]:
+        """Return the units that cost more than the budget alone."""
+        selector = self.selector(0, names, "auto", 0)
+        costs = np.asarray(selector.costs)
+        return [name for name, places in self.units(names) if costs[places].sum() > (self.budget or 0) * (1 + 1e-12)]
+
     def selector(self, k: int | str, names: list[str], task: str, seed: int) -> KHotSelector:
         """Return what chooses."""
+        self = self.with_priced_columns(names)
         units = self.units(names)
         how: dict[str, Any] = {"groups": [places for _, places in units if len(places) > 1] or None}
         if self.budget is not None:
             if self.costs is None:
                 raise TableError("--budget needs --costs")
-            costs = np.empty(len(names))
+            costs, lacking = np.empty(len(names)), list[str]()
             for name, places in units:
-                if name not in self.costs and (lacking := [names[i] for i in places if names[i] not in self.costs]):
-                    raise TableError(f"--costs must have a cost for each feature; {some(lacking)} lacks one")
+                lacking += [names[i] for i in places if not {name, names[i]} & {*self.costs}]
+            if lacking:
+                columns = dict.fromkeys(name.partition("=")[0] for name in lacking if "=" in name)
+                hint = f" (or give one to the whole column: {some(list(columns))})" if columns else ""
+                raise TableError(f"--costs must have a cost for each feature; {some(lacking)} lack one{hint}")
+            for name, places in units:
                 for i in places:
                     costs[i] = self.costs[name] / len(places) if name in self.costs else self.costs[names[i]]
             known = {*names, *self.groups}

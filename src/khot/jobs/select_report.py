@@ -45,7 +45,8 @@ def headline(s: Selection) -> str:
     chosen, whole = (f"{100 * score:.1f}" for score in scores)
     kind = "pixels" if s.table.image else "features"
     points = "points of accuracy" if s.task == "classification" else "% of the variance that all of them explain"
-    return f"{s.k} {kind} of {len(s.features)} keep {chosen} of {whole} {points}."
+    kind, verb = (kind[:-1], "keeps") if s.k == 1 else (kind, "keep")
+    return f"{s.k} {kind} of {len(s.features)} {verb} {chosen} of {whole} {points}."
 
 
 def verdict(s: Selection) -> str:
@@ -135,10 +136,21 @@ def _chosen(s: Selection) -> list[Html]:
         parts.append(figure(picture, "The chosen pixels are framed; the stronger the colour, the more probable."))
     folds = stability_header(s)
     rows = [
-        [f.name, meter(p := f.inclusion_probability, is_marked=f.rank <= s.k), f"{p:.3f}", *in_folds(s, f)]
+        [
+            f.name,
+            meter(p := f.inclusion_probability, is_marked=f.rank <= s.k),
+            f"{p:.3f}",
+            *missed(s, f),
+            *in_folds(s, f),
+        ]
         for f in s.features[:SHOWN]
     ]
-    parts.append(table(["feature", "", "inclusion probability", *folds], rows, range(s.k)))
+    parts.append(table(["feature", "", "inclusion probability", *missed_header(s), *folds], rows, range(s.k)))
+    if missed_header(s):
+        told = "Lost without: by how much the held-out error rises without the feature, of that of no features at all"
+        parts.append(
+            dim(f"{told}, ± its standard error. Features are ranked by it; the probability says how sure it is.")
+        )
     more = f" The first {SHOWN} are shown." if len(s.features) > SHOWN else ""
     how = " Chosen in folds, in halves: how often it is chosen again from a part of the rows." if folds else ""
     parts += [tag("p", said) for said in (*similar(s), *discovered(s))]
@@ -157,6 +169,20 @@ def in_folds(s: Selection, feature: Feature) -> list[str]:
     counts = sum(map(math.isfinite, s.scores["khot"].folds)) if "khot" in s.scores else 0, 2 * PAIRS
     shares = zip((feature.stability, feature.subsamples), counts, strict=True)
     return [f"{round(share * count)} of {count}" for share, count in shares if share is not None]
+
+
+def missed_header(s: Selection) -> list[str]:
+    """Return the name of the column of `missed`, if there is one."""
+    return ["lost without"] if any(feature.loss is not None for feature in s.features) else []
+
+
+def missed(s: Selection, feature: Feature) -> list[str]:
+    """Say by how much the held-out loss rises without a chosen feature."""
+    if not missed_header(s):
+        return []
+    if feature.loss is None or feature.error is None:
+        return [""]
+    return [f"{100 * feature.loss:.2g} ± {100 * feature.error:.1g} %"]
 
 
 def similar(s: Selection) -> list[str]:

@@ -39,6 +39,11 @@ class Purse(NamedTuple):
         """Return whether every unit costs the same, so that all full sets are of one size."""
         return bool((self.costs == self.costs[0]).all())
 
+    @property
+    def affordable(self) -> np.ndarray:
+        """Which units cost no more than the budget alone, (units,)."""
+        return np.asarray(self.costs <= self.budget * (1 + 1e-12))
+
     def room(self, units: Iterable[int]) -> float:
         """Return what is left of the budget."""
         return self.budget * (1 + 1e-12) - float(self.costs[list(units)].sum())
@@ -212,6 +217,27 @@ class Blocks:
             if len(new) == 1:
                 result[new[0]] += value
         return result
+
+    def missed(self, chosen: Units) -> tuple[np.ndarray, np.ndarray]:
+        """Return what the held-out loss rises by without each chosen unit, and the standard error, (units,).
+
+        The loss is a share of that of no units. For another unit, the first is minus the loss of the best set tried
+        with it, and the second is that one's; NaN for a unit that was not tried.
+        """
+        best, result = self.losses([chosen])[0], np.full((2, len(self.purse.costs)), np.nan)
+        known = dict(self.visited)
+        without = self.losses([[v for v in chosen if v != u] for u in chosen]) - best
+        self.visited = known  # these sets are smaller than those that are compared elsewhere
+        factor = len(best) ** 0.5
+        spread = 1 if len(best) > 1 else 0
+        for u, difference in zip(chosen, without, strict=True):
+            result[:, u] = max(difference.sum(), 0.0), difference.std(ddof=spread) * factor
+        for units, loss in known.items():
+            for u in set(units).difference(chosen):
+                value = -max((loss - best).sum(), 0.0)
+                if not result[0, u] >= value:
+                    result[:, u] = value, (loss - best).std(ddof=spread) * factor
+        return result[0], result[1]
 
     def margins(self, chosen: Units) -> np.ndarray:
         """Return for each unit what it costs to do otherwise, in standard errors of the difference of held-out losses.

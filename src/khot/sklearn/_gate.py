@@ -166,6 +166,8 @@ def by_scores(problem: Problem, scores: np.ndarray, history: tuple[dict[str, Any
     for u in np.argsort(-scores, kind="stable"):
         if problem.purse.room([*chosen, int(u)]) >= 0:
             chosen.append(int(u))
+    if not chosen:  # all are too dear
+        return Choice((), scores, history)
     skipped = [u for u in np.argsort(-scores, kind="stable") if u not in chosen and scores[u] > scores[chosen].min()]
     if skipped:  # too dear
         scores = scores.copy()

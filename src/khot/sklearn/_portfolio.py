@@ -1,23 +1,27 @@
 """Strategies of `KHotSelector`: best subsets of a linear model, of steps and products, of trees; and the portfolio."""
 
+import signal
+import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
 from joblib import Parallel, delayed
-from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.linear_model import LogisticRegression
 from threadpoolctl import threadpool_limits
 
 from .._process import threads_for
 from ..coding import splice
 from ._blocks import Blocks, Units
 from ._gate import Gate, by_scores
-from ._problem import DIRECTIONS, Choice, Problem, Strategy, cuts
+from ._judges import boosted, fitted, judged, squared_errors
+from ._problem import Choice, Problem, Strategy
 
 SPLICED = 20_000  # columns among which the best subset of a linear model is looked for
 WIDE = 1000  # units of a linear search by cross-validation
@@ -27,9 +31,8 @@ STACKED = 50_000  # rows, with a unit permuted in some of them, that trees predi
 DIRECT = 2  # times as many rows as columns: beyond that, the Gram matrix says it all
 SHORT = Gate(max_steps=120, gate_learning_rate=0.06)
 WEIGHTS = 0.05, 0.25  # of a logistic model's rows
+TELLING = 10  # features by which it is decided whose choices a curve shows
 LEAD = 0.02  # of R², by which another strategy must be ahead of the first, which chooses with less noise
-
-Predict = Callable[[np.ndarray], np.ndarray]
 
 
 def splicing(problem: Problem) -> Choice:
@@ -75,7 +78,7 @@ def _logistic(problem: Problem, units: Units) -> Units:
     x, classes, weight = problem.x[:, problem.columns(units)], problem.classes, problem.weight
     if not units or classes is None or len(np.unique(classes)) < 2:
         return units
-    model = _fitted(LogisticRegression(C=10.0, max_iter=200), x, classes, weight)
+    model = fitted(LogisticRegression(C=10.0, max_iter=200), x, classes, weight)
     p = model.predict_proba(x)[:, 1]
     curve = np.clip(p * (1 - p), *WEIGHTS)
     z = np.clip(model.decision_function(x), -4, 4) + (classes - p) / curve
@@ -124,11 +127,11 @@ def _importance(problem: Problem, units: Sequence[int], held: np.ndarray) -> np.
     columns = [problem.units[u] for u in units]
     every = np.concatenate(columns)
     x, at = problem.x[:, every], np.split(np.arange(len(every)), np.cumsum([len(c) for c in columns])[:-1])
-    predict, turn = _boosted(problem.rows(~held), x[~held])
+    predict, turn = boosted(problem.rows(~held), x[~held])
     judging = held if held.any() else ~held
     new, y, weight = x[judging], (problem.y @ turn)[judging], problem.weight[judging]
     order = np.random.default_rng(problem.seed).permutation(len(new))
-    result = [_errors(predict, new, y, weight).sum()]
+    result = [squared_errors(predict, new, y, weight).sum()]
     step = max(1, STACKED // len(new))
     for start in range(0, len(at), step):
         part = at[start : start + step]
@@ -136,67 +139,9 @@ def _importance(problem: Problem, units: Sequence[int], held: np.ndarray) -> np.
         for i, place in enumerate(part):
             mixed[i][:, place] = new[order][:, place]
         stacked = np.tile(y, (len(part), 1)), np.tile(weight, len(part))
-        errors = _errors(predict, mixed.reshape(-1, new.shape[1]), *stacked)
+        errors = squared_errors(predict, mixed.reshape(-1, new.shape[1]), *stacked)
         result += errors.reshape(len(part), -1).sum(1).tolist()
     return np.asarray(np.array(result[1:]) - result[0])
-
-
-def _boosted(problem: Problem, x: np.ndarray) -> tuple[Predict, np.ndarray]:
-    """Fit boosted trees; return a predictor of y, or of few directions of it, and those, (targets, directions)."""
-    edges = [cuts(values, 64) for values in x.T]  # whole numbers are binned at once
-
-    def coarse(new: np.ndarray) -> np.ndarray:
-        return np.stack([np.searchsorted(e, v) for e, v in zip(edges, new.T, strict=True)], 1).astype(float)
-
-    how: dict[str, Any] = {"max_leaf_nodes": 12, "learning_rate": 0.15, "early_stopping": False}
-    how |= {"min_samples_leaf": int(np.clip(len(x) // 30, 2, 20)), "random_state": problem.seed}
-    turn, weight = np.eye(problem.y.shape[1]), problem.weight
-    if problem.classes is not None:
-        count = len(np.unique(problem.classes))
-        if count < 2:
-            return (lambda new: np.zeros((len(new), len(turn)))), turn
-        model = HistGradientBoostingClassifier(max_iter=int(np.clip(80 / count, 15, 40)), **how)
-        _fitted(model, coarse(x), problem.classes, weight)
-        codes = _codes(problem, model.classes_)
-        return (lambda new: model.predict_proba(coarse(new)) @ codes), turn
-    if len(turn) >= DIRECTIONS:
-        turn = np.linalg.eigh(problem.y.T @ problem.y)[1][:, 1 - DIRECTIONS :]
-    each = [
-        _fitted(HistGradientBoostingRegressor(max_iter=40, **how), coarse(x), target, weight)
-        for target in (problem.y @ turn).T
-    ]
-    return (lambda new: np.stack([model.predict(coarse(new)) for model in each], 1)), turn
-
-
-def _line(problem: Problem, x: np.ndarray) -> tuple[Predict, np.ndarray]:
-    """Fit logistic or ridge regression; return a predictor of y, and the unit matrix."""
-    turn = np.eye(problem.y.shape[1])
-    if problem.classes is not None and len(np.unique(problem.classes)) < 2:
-        return (lambda new: np.zeros((len(new), len(turn)))), turn
-    if problem.classes is not None:
-        model = _fitted(LogisticRegression(max_iter=100), x, problem.classes, problem.weight)
-        codes = _codes(problem, model.classes_)
-        return (lambda new: model.predict_proba(new) @ codes), turn
-    ridge = Ridge().fit(x, problem.y, sample_weight=problem.weight)
-    return (lambda new: ridge.predict(new).reshape(len(new), -1)), turn
-
-
-def _fitted(model: Any, x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Any:
-    """Fit a judge, without warnings about its own limits."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        warnings.filterwarnings("ignore", message="The number of unique classes")
-        return model.fit(x, y, sample_weight=weight)
-
-
-def _codes(problem: Problem, classes: np.ndarray) -> np.ndarray:
-    """Return the row of y that stands for each class, (classes, targets)."""
-    return np.stack([problem.y[problem.classes == c][0] for c in classes])
-
-
-def _errors(predict: Any, x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Return the weighted squared error of each row."""
-    return np.asarray(((predict(x) - y) ** 2).sum(1) * weight)
 
 
 def _best(blocks: Blocks, starts: Sequence[Units]) -> Units:
@@ -215,25 +160,15 @@ def lifted(problem: Problem, units: Units, blocks: Blocks, kept: np.ndarray) -> 
     if len(units) < len(kept):
         blocks.losses(blocks.neighbours(units))
     margins = blocks.margins(units)
-    scores = np.full(len(problem.units), margins.min() - 1.0)
+    scores, losses, errors = np.full((3, len(problem.units)), np.nan)
+    scores[:] = margins.min() - 1.0
     scores[kept] = margins
-    return Choice(tuple(kept[list(units)].tolist()), scores)
-
-
-def judged(problem: Problem, fold: int, units: Sequence[int]) -> dict[str, float]:
-    """Return R² in a fold of a linear model and of boosted trees on some units, fitted to the other folds."""
-    held = problem.fold == fold
-    train, new = problem.rows(~held).sample(), problem.rows(held).sample()
-    columns = problem.columns(units)
-    result = {}
-    for name, fit in (("linear", _line), ("boosted", _boosted)):
-        if name == "boosted" and problem.task == "reconstruction":
-            continue
-        predict, turn = fit(train, train.x[:, columns])
-        y = new.y @ turn
-        error = float(_errors(predict, new.x[:, columns], y, new.weight).sum())
-        result[name] = 1 - error / max(float(((y**2).sum(1) * new.weight).sum()), 1e-300)
-    return result
+    losses[kept], errors[kept] = blocks.missed(units)
+    unknown = np.isnan(losses)  # below all others, in the order of their scores
+    place = np.argsort(np.argsort(scores[unknown], kind="stable"), kind="stable")
+    losses[unknown] = np.nanmin(losses, initial=0.0) - 1.0 + place / max(len(place), 1)
+    losses[list(kept[list(units)])] += 1e-12  # above others that are as good
+    return Choice(tuple(kept[list(units)].tolist()), scores, losses=losses, errors=errors)
 
 
 @dataclass(frozen=True)
@@ -257,12 +192,24 @@ class Portfolio:
     strategies: tuple[Strategy, ...] = (splicing, surfaces, trees, gating)
     n_jobs: int | None = None
 
+    def __post_init__(self) -> None:
+        given = self.strategies
+        if isinstance(given, str) or not np.iterable(given) or not all(map(callable, given)):
+            said = "functions of a Problem, such as (khot.sklearn.splicing, khot.sklearn.trees)"
+            raise TypeError(f"`strategies` must be {said}; got {given!r}.")
+        if not tuple(given):
+            raise ValueError("`strategies` must have at least 1 strategy; got none.")
+        if self.n_jobs is not None and (not isinstance(self.n_jobs, Integral) or self.n_jobs == 0):
+            raise ValueError(f"`n_jobs` must be None, an int ≥ 1, or −1 for all cores; got {self.n_jobs!r}.")
+
     def __call__(self, problem: Problem) -> Choice:
         """Return the choice of the best strategy."""
         with threads_for(0), threadpool_limits(1):
-            return self._choice(problem)
+            winner, rows = self.decide(problem)
+            return winner(problem)._replace(history=tuple(rows))
 
-    def _choice(self, problem: Problem) -> Choice:
+    def decide(self, problem: Problem) -> tuple[Strategy, list[dict[str, Any]]]:
+        """Return the best strategy, and the history of how it was found."""
         skip = (surfaces, trees) if problem.task == "reconstruction" else ()
         strategies = [strategy for strategy in self.strategies if strategy not in skip]
         folds = [] if len(strategies) < 2 else range(min(_outer(len(problem.x)), int(problem.fold.max())))
@@ -273,24 +220,63 @@ class Portfolio:
         rows = [_row(strategy, found) for strategy, found in skills.items() if found]
         ahead = [_evidence(row) - LEAD * (i > 0) for i, row in enumerate(rows)]
         winner = strategies[int(np.argmax(ahead))] if rows else strategies[0]
-        order = sorted(rows, key=lambda row: (row["candidate"] != _name(winner), -row["score"]))
-        return winner(problem)._replace(history=tuple(order))
+        return winner, sorted(rows, key=lambda row: (row["candidate"] != _name(winner), -row["score"]))
 
     def _tried(self, problem: Problem, tasks: Sequence[tuple[int, Strategy]]) -> Iterable[dict[str, float]]:
-        if self.n_jobs not in (None, 1):
-            quiet = replace(problem, callback=None)
-            return list(Parallel(self.n_jobs)(delayed(_trial)(quiet, *task) for task in tasks))
-        return self._in_turn(problem, tasks)
+        return self._in_turn(problem, tasks) if self.n_jobs in (None, 1) else self._at_once(problem, tasks)
+
+    def _at_once(self, problem: Problem, tasks: Sequence[tuple[int, Strategy]]) -> Iterator[dict[str, float]]:
+        """Yield results of other processes, which Ctrl-C does not reach; if one dies, go on without them."""
+        quiet, done = replace(problem, callback=None, stopped=[], made={}), 0
+        if problem.tell(_progress(tasks, done)):
+            return
+        try:
+            with _deaf():
+                found = Parallel(self.n_jobs, return_as="generator")(delayed(_trial)(quiet, *task) for task in tasks)
+            for result in found:
+                yield result
+                done += 1
+                if problem.tell(_progress(tasks, done)):
+                    with warnings.catch_warnings():
+                        warnings.filterwarnings("ignore", message=".* tasks which")  # that the rest is not done
+                        found.close()
+                    return
+        except BrokenExecutor:  # a process was killed
+            yield from self._in_turn(problem, tasks, done)
 
     @staticmethod
-    def _in_turn(problem: Problem, tasks: Sequence[tuple[int, Strategy]]) -> Iterator[dict[str, float]]:
+    def _in_turn(problem: Problem, tasks: Sequence[tuple[int, Strategy]], first: int = 0) -> Iterator[dict[str, float]]:
         parts: dict[int, Problem] = {}
-        for i, (fold, strategy) in enumerate(tasks):
-            if problem.tell({"candidate": _name(strategy), "done": i, "total": len(tasks) + 1}):
+        for i, (fold, strategy) in enumerate(tasks[first:], first):
+            if problem.tell(_progress(tasks, i)):
                 return
             if fold not in parts:
                 parts = {fold: problem.rows(problem.fold != fold)}
             yield judged(problem, fold, strategy(parts[fold]).units)
+
+
+def _progress(tasks: Sequence[tuple[int, Strategy]], done: int) -> dict[str, Any]:
+    """Return what a callback is told: the candidate that is tried next, and how many were."""
+    return {"candidate": _name(tasks[min(done, len(tasks) - 1)][1]), "done": done, "total": len(tasks) + 1}
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Let processes that start meanwhile never see Ctrl-C: they inherit that it is ignored.
+
+    One that comes meanwhile waits, and reaches this process afterwards.
+    """
+    own = signal.getsignal(signal.SIGINT)
+    if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if own is None else own)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _trial(problem: Problem, fold: int, strategy: Strategy) -> dict[str, float]:
@@ -323,9 +309,16 @@ def _row(strategy: Strategy, found: Sequence[dict[str, float]]) -> dict[str, Any
 def curve(problem: Problem, strategy: Strategy) -> list[dict[str, float]]:
     """Return the held-out score against k, up to the budget: choices are made, and cut down, on other rows.
 
-    In each fold, the strategy chooses as many units as it may from the other folds. Then the unit without which least
-    is lost there goes, again and again.
+    In each fold, the strategy (of a portfolio, the best for ten units) chooses as many units as it may from the
+    other folds. Then the unit without which least is lost there goes, again and again.
     """
+    with threads_for(0), threadpool_limits(1):
+        if isinstance(strategy, Portfolio):  # strategies differ by what they find first
+            strategy = strategy.decide(problem.spending(min(problem.k, TELLING)))[0]
+        return _curve(problem, strategy)
+
+
+def _curve(problem: Problem, strategy: Strategy) -> list[dict[str, float]]:
     sizes = [k for k in (*range(1, 11), 12, 15, 20, 25, 30, 40, 50, 70, 100) if k < problem.k] + [problem.k]
     scores: dict[int, list[float]] = {k: [] for k in sizes}
     folds = min(int(problem.fold.max()) + 1, 5 if len(problem.x) <= 1500 else 3)

@@ -202,6 +202,11 @@ class Choice(NamedTuple):
     """(units,), larger is better; those of chosen units are the largest."""
     history: tuple[dict[str, Any], ...] = ()
     """What was measured on the way: candidates of a portfolio, or steps of training."""
+    losses: np.ndarray | None = None
+    """(units,), what the held-out loss, a share of that of no units, rises by without a chosen unit; minus what it
+    rises by with another. `scores` if the strategy does not say."""
+    errors: np.ndarray | None = None
+    """(units,), the standard errors of `losses`; NaN where unknown."""
 
 
 Strategy = Callable[[Problem], Choice]

@@ -3,7 +3,7 @@
 import hashlib
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import pairwise
 from numbers import Integral
 from typing import Any, Self
@@ -21,12 +21,14 @@ from .. import _check
 from ..relaxations import sigmoid_topk
 from ._blocks import Purse
 from ._portfolio import Portfolio, curve, within_error
-from ._problem import Problem, Strategy, folds_of
+from ._problem import Choice, Problem, Strategy, folds_of
 
 PORTFOLIO = Portfolio()
 AUTO, MOST = "auto", 30  # and the largest k, if `max_features` does not say
 TASKS = ("auto", "classification", "regression", "reconstruction")
 DENSE = 2000  # columns of a sparse matrix that are looked at closely
+CELLS = 20_000_000  # numbers of them: 160 MB in double precision
+FEWEST = 400  # columns that are looked at closely, however many rows there are: of more, some are left out
 SMALL = 50_000_000  # numbers of a table that are kept in double precision
 
 
@@ -52,11 +54,14 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         random_state: an int, for the same result each time.
         callback: called with dicts of progress; the search stops soon after it returns True, with the best so far.
         verbose: 1 shows a line of progress on stderr, as scikit-learn's estimators do; 0 shows nothing.
+        n_jobs: processes of a `Portfolio` that choose at the same time; None for what `strategy` says.
 
     Attributes:
-        scores_: (n_features), larger is better. By the default strategy, they are the held-out loss that is paid for
-            doing without a chosen feature, or (negative) for taking another, in standard errors.
-        inclusion_probabilities_: (n_features), σ_k of the scores, in [0, 1] with sum k (over groups, if there are any).
+        scores_: (n_features), larger is better. By the default strategy, they are what the held-out loss rises by
+            without a chosen feature, or (negative) what it rises by with another; the loss without features is 1.
+        errors_: (n_features), their standard errors; NaN where unknown.
+        inclusion_probabilities_: (n_features), in [0, 1] with sum k (over groups, if there are any): how sure the
+            choice is, σ_k of what another choice costs in standard errors; 0 for what costs more than the budget.
         history_: what the strategy measured on the way, dicts: the candidates of a portfolio with their scores, the
             winner first; or the steps of a gate's training.
         curve_: with "auto", a dict for each k that was tried: k, score, error. The score is that of `Portfolio`, of
@@ -86,6 +91,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
     random_state: int | np.random.RandomState | None = None
     callback: Callable[[dict[str, Any]], bool | None] | None = None
     verbose: int = 0
+    n_jobs: int | None = None
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, groups: Any = None) -> Self:
         """Choose by X (rows, features), which may be sparse, and y (rows) or (rows, outputs).
@@ -96,9 +102,10 @@ class KHotSelector(SelectorMixin, BaseEstimator):
             groups: (rows,), labels of rows that must not be separated by cross-validation, such as patients.
         """
         _check.one_of("task", self.task, TASKS)
+        strategy = self._strategy()
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         x, target = self._validated(X, y)
-        if sparse.issparse(x) and x.shape[1] <= DENSE:
+        if sparse.issparse(x) and x.shape[1] <= DENSE and x.shape[0] * x.shape[1] <= CELLS:
             x = x.toarray()
         weight = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
         if groups is not None:
@@ -109,32 +116,52 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         problem, kept = self._problem(x, target, weight, groups, units, purse, seed)
         self.curve_: list[dict[str, float]] = []
         if self.n_features_to_select == AUTO:
-            self.curve_ = curve(problem, self.strategy)
+            self.curve_ = curve(problem, strategy)
             problem = problem.spending(within_error(self.curve_))
-        choice = self.strategy(problem)
+        choice = _checked(strategy(problem), problem)
         if self.verbose:
             sys.stderr.write("\n")
         scores = np.full(len(units), float(np.min(choice.scores)) - 1.0)
         scores[kept] = choice.scores
+        losses = scores.copy() if choice.losses is None else np.full(len(units), float(np.min(choice.losses)) - 1.0)
+        losses[kept] = choice.scores if choice.losses is None else choice.losses
+        errors = np.full(len(units), np.nan)
+        errors[kept] = np.nan if choice.errors is None else choice.errors
         budget = len(choice.units)
-        probabilities = sigmoid_topk(torch.from_numpy(scores), budget).numpy()
+        probabilities = sigmoid_topk(torch.from_numpy(scores), budget, mask=torch.from_numpy(purse.affordable)).numpy()
         self.history_ = [dict(entry) for entry in choice.history]
         self._support = np.zeros(x.shape[1], dtype=bool)
-        self.scores_, self.inclusion_probabilities_ = np.empty((2, x.shape[1]))
+        self.scores_, self.errors_, self.inclusion_probabilities_ = np.empty((3, x.shape[1]))
         for u, columns in enumerate(units):
-            self.scores_[columns], self.inclusion_probabilities_[columns] = scores[u], probabilities[u]
+            self.scores_[columns], self.errors_[columns] = losses[u], errors[u]
+            self.inclusion_probabilities_[columns] = probabilities[u]
         for u in choice.units:
             self._support[units[kept[u]]] = True
         return self
+
+    def _strategy(self) -> Strategy:
+        """Return what chooses, with the processes that were asked for."""
+        if not callable(self.strategy):
+            raise TypeError(
+                "`strategy` must be a function of a Problem that returns a Choice, such as khot.sklearn.splicing; "
+                f"got {self.strategy!r}."
+            )
+        if self.n_jobs is None:
+            return self.strategy
+        if not isinstance(self.strategy, Portfolio):
+            raise ValueError(f"`n_jobs` needs a Portfolio as `strategy`; got {self.n_jobs} and {self.strategy!r}.")
+        return replace(self.strategy, n_jobs=self.n_jobs)
 
     def _units(self, n: int) -> tuple[list[np.ndarray], Purse]:
         """Return the columns of each unit in the order of their first columns, what units cost, and the budget."""
         names = {str(name): i for i, name in enumerate(getattr(self, "feature_names_in_", ()))}
         owner = np.arange(n)
         for group in self.groups or ():
+            if isinstance(group, str) or not np.iterable(group):
+                raise TypeError(f"`groups` must hold lists of columns, such as [[0, 1], [4, 5]]; got {group!r} in it.")
             columns = []
             for given in group:
-                at = names.get(given) if isinstance(given, str) else given
+                at = names.get(given) if isinstance(given, str) else given if isinstance(given, Integral) else None
                 if at is None or not 0 <= at < n:
                     raise ValueError(
                         f"`groups` must name columns of X, or their numbers from 0 to {n - 1}; got {given!r}."
@@ -203,23 +230,33 @@ class KHotSelector(SelectorMixin, BaseEstimator):
     ) -> tuple[Problem, np.ndarray]:
         """Return the problem for the strategy, and which units it has: of a sparse matrix, the most promising."""
         first, weight = _merged(x, target, weight, groups)
+        if sparse.issparse(x):
+            if self.task_ == "reconstruction" and x.shape[1] > DENSE:
+                raise ValueError(f"a sparse X must have at most {DENSE} columns without y; got {x.shape[1]}.")
+            first = first[: CELLS // min(x.shape[1], DENSE if self.task_ == "reconstruction" else FEWEST)]
+            weight = weight[: len(first)]
         x, target = x[first], target[first]
         classes = target[:, 0].astype(np.int64) if self.task_ == "classification" else None
         y = target if classes is None else (classes[:, None] == np.arange(len(self.classes_))).astype(np.float64)
         y = y[:, 1:] if y.shape[1] == 2 and classes is not None else y
         y = y - np.average(y, axis=0, weights=weight) if classes is not None else standardised(_drawn_in(y), weight)
-        kept = np.arange(len(units))
+        if self.task_ == "reconstruction":
+            x = y = standardised(x.toarray() if sparse.issparse(x) else x, weight)
+        kept = np.flatnonzero(purse.affordable)
         if sparse.issparse(x):
-            if self.task_ == "reconstruction":
-                raise ValueError(f"a sparse X must have at most {DENSE} columns without y; got {x.shape[1]}.")
-            kept = _promising(x, y, weight, units)
-            columns = np.concatenate([units[u] for u in kept])
-            x = x[:, columns].toarray()
+            kept = _promising(x, y, weight, units, kept)
+            if self.costs is None and purse.budget > len(kept) and self.n_features_to_select != AUTO:
+                raise ValueError(
+                    f"`n_features_to_select` must be ≤ {len(kept)} for a sparse X with {x.shape[0]} rows: so many "
+                    f"columns are looked at closely; got {purse.budget:g}."
+                )
+        if len(kept) < len(units) or sparse.issparse(x):
+            x = x[:, np.concatenate([units[u] for u in kept])]
             ends = np.cumsum([0, *(len(units[u]) for u in kept)])
             units = [np.arange(a, b) for a, b in pairwise(ends)]
             purse = Purse(purse.costs[kept], purse.budget)
-        x = standardised(x, weight)
-        y = x if self.task_ == "reconstruction" else y
+        if self.task_ != "reconstruction":
+            x = standardised(x.toarray() if sparse.issparse(x) else x, weight)
         fold = folds_of(classes, len(x), None if groups is None else groups[first])
         how: dict[str, Any] = {"task": self.task_, "seed": seed, "callback": self._tell}
         return Problem(x, y, classes, weight, fold, tuple(units), purse, **how), kept
@@ -243,6 +280,23 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         tags.non_deterministic = self.random_state is None
         tags.input_tags.sparse = True
         return tags
+
+
+def _checked(choice: Choice, problem: Problem) -> Choice:
+    """Return what a strategy chose; raise if it does not fit the problem."""
+    if not isinstance(choice, Choice):
+        raise TypeError(f"`strategy` must return a khot.sklearn.Choice; got {type(choice).__name__}.")
+    units, count = [int(u) for u in choice.units], len(problem.units)
+    if len({*units}) < len(units) or not all(0 <= u < count for u in units):
+        raise ValueError(f"`strategy` must choose different units from 0 to {count - 1}; got {choice.units}.")
+    if np.shape(choice.scores) != (count,):
+        raise ValueError(f"`strategy` must give a score to each of {count} units; got shape {np.shape(choice.scores)}.")
+    if problem.purse.is_count and len(units) != problem.k:
+        raise ValueError(f"`strategy` must choose {problem.k} units (k); got {len(units)}.")
+    if problem.purse.room(units) < 0:
+        cost = float(problem.purse.costs[units].sum())
+        raise ValueError(f"`strategy` must spend at most {problem.purse.budget:g} (the budget); got {cost:g}.")
+    return choice
 
 
 def number_of_features(given: float | None, n: int) -> int:
@@ -316,13 +370,17 @@ def _merged(x: Any, y: np.ndarray, weight: np.ndarray, groups: Any) -> tuple[np.
     return order[first], np.bincount(group, weights=weight[order])
 
 
-def _promising(x: Any, y: np.ndarray, weight: np.ndarray, units: list[np.ndarray]) -> np.ndarray:
-    """Return the units of a sparse matrix whose columns have the highest correlations with y."""
-    if len(units) <= DENSE:
-        return np.arange(len(units))
+def _promising(x: Any, y: np.ndarray, weight: np.ndarray, units: list[np.ndarray], among: np.ndarray) -> np.ndarray:
+    """Return those units of a sparse matrix whose columns have the highest correlations with y, and fit in memory."""
+    most = min(DENSE, CELLS // x.shape[0])
+    if sum(len(units[u]) for u in among) <= most:
+        return among
     scaled = x.multiply(weight[:, None] / weight.sum()).tocsr()
     mean = np.asarray(scaled.sum(0)).ravel()
     variance = np.asarray(scaled.multiply(x).sum(0)).ravel() - mean**2
     share = ((scaled.T @ y) ** 2).sum(1) / np.maximum(variance, 1e-12)  # y is centred
-    each = np.array([share[columns].max() for columns in units])
-    return np.sort(np.argsort(-each, kind="stable")[:DENSE])
+    each = np.array([share[units[u]].max() for u in among])
+    order = among[np.argsort(-each, kind="stable")]
+    taken = np.cumsum([len(units[u]) for u in order]) <= most
+    taken[0] = True
+    return np.sort(order[taken])
