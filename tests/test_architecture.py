@@ -93,7 +93,7 @@ def test_the_library_stays_small():
     sizes = {area: [] for area in AREAS}
     for path in FILES:
         sizes[area_of(path.relative_to(PACKAGE))].append(len(path.read_text().splitlines()))
-    assert len([size for size in sizes["the rest"] if size]) <= 95
+    assert len([size for size in sizes["the rest"] if size]) <= 93
     assert {area: sum(lines) for area, lines in sizes.items() if sum(lines) > AREAS[area][0]} == {}
 
 
