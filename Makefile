@@ -73,7 +73,7 @@ build/san-avx512.o: FLAGS := -mavx512f -mavx512dq -mavx512bw -mavx512vl -mfma
 build/san-%.o: $(NATIVE)/%.cpp $(wildcard $(NATIVE)/*)
 	@mkdir -p build
 	$(SANITIZE) $(FLAGS) -c $< -o $@
-build/san-fuzz.o: tests/kernels/native/fuzz.cpp $(wildcard $(NATIVE)/*)
+build/san-fuzz.o: tests/kernels/native/fuzz.cpp $(wildcard tests/kernels/native/*.h $(NATIVE)/*)
 	@mkdir -p build
 	$(SANITIZE) -c $< -o $@
 build/fuzz: $(PARTS)
