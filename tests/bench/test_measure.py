@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import mmap
 
 import pytest
 import torch
@@ -177,6 +178,18 @@ def test_peak_memory():
     assert allocated == pytest.approx(2, abs=0.01)
     assert resident is None or resident == pytest.approx(2, abs=0.5)
     assert peak_memory(lambda: torch.sigmoid(x[:10]), x[:10])[1] is None
+
+
+def test_memory_is_not_taken_while_pages_of_files_come(tmp_path):
+    path, held = tmp_path / "bytes", []
+    path.write_bytes(bytes(2**20))
+
+    def holds():
+        with path.open("rb") as file:
+            held.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        return sum(held[-1][::4096])
+
+    assert peak_memory(holds, torch.zeros(2**19))[1] is None
 
 
 # ── the report ───────────────────────────────────────────────────────────────────────────────────────────────────────
