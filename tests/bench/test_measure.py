@@ -6,7 +6,6 @@ import json
 import math
 import mmap
 
-
 import pytest
 import torch
 
