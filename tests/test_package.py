@@ -72,6 +72,21 @@ def test_a_room_shows_its_public_names_and_no_others(room):
     module = importlib.import_module(f"khot.{room}")
     shown = {n for n in dir(module) if not n.startswith("_") and not isinstance(getattr(module, n), ModuleType)}
     assert shown == {n for n in module.__all__ if not isinstance(getattr(module, n), ModuleType)}
+    assert undeclared(module) == set()
+
+
+def undeclared(module):
+    """What a module defines itself, without an underscore and outside `__all__`; its own `__dir__` would hide that."""
+    own = {n for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__}
+    return {name for name in own if not name.startswith("_")} - set(module.__all__)
+
+
+def test_what_a_room_hides_is_found(monkeypatch):
+    """Rooms with a `__dir__` of their own showed `__all__`, whatever they defined, and the test compared it to that."""
+    spark = importlib.import_module("khot.nn.spark")
+    monkeypatch.setattr(spark, "extra", type("extra", (), {"__module__": spark.__name__}), raising=False)
+    assert "extra" not in dir(spark)
+    assert undeclared(spark) == {"extra"}
 
 
 def test_every_public_function_says_its_shapes_and_has_an_example():

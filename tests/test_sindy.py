@@ -17,7 +17,7 @@ from sklearn.linear_model import LinearRegression
 from sklearn.utils.validation import check_is_fitted
 
 from khot.coding import bic, splice
-from khot.sindy import KHotOptimizer, divide, floored_ebic
+from khot.sindy import KHotOptimizer, _divide, floored_ebic
 
 SIZES = [2, 3, 2]
 NAMES = ["x", "y", "z"]
@@ -281,7 +281,7 @@ def test_a_total_is_divided_as_all_divisions_say():
         value = loss.log()
         options = [(i, j, total - i - j) for i in range(5) for j in range(5) if 0 <= total - i - j <= 4]
         best = min(options, key=lambda o: float(sum(value[k, e] for e, k in enumerate(o))))
-        assert divide(loss, total).tolist() == list(best)
+        assert _divide(loss, total).tolist() == list(best)
 
 
 def test_a_large_total_looks_further():

@@ -184,12 +184,12 @@ def broadcasts(name: str, value: Tensor, shape: tuple[int, ...], what: str) -> N
     """Raise unless `value` broadcasts to a shape."""
     got = tuple(value.shape)
     last = shape[len(shape) - len(got) :] if len(got) <= len(shape) else ()
-    if len(got) > len(shape) or any(a not in (1, b) for a, b in zip(got, last, strict=True)):
+    if len(got) > len(shape) or any(a != 1 and a != b for a, b in zip(got, last, strict=True)):
         raise ValueError(f"`{name}` must broadcast to {what}, {shape}; got {got}.")
 
 
 def _like_x(name: str, value: Tensor, x: Tensor) -> None:
-    if value.shape != x.shape:
+    if value.ndim != x.ndim or value.shape != x.shape:  # else a graph's batch size would have to differ from n
         broadcasts(name, value, tuple(x.shape), "the shape of `x`")
     same_device(name, value, x)
 

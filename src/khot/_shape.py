@@ -46,7 +46,7 @@ def to_rows(
     T is brought into the normal range of `range_of`, or if None of `dtype`.
     """
     if mask is not None:
-        mask = last(mask if mask.shape == x.shape else mask.expand(x.shape), dim)
+        mask = last(_expanded(mask, x.shape), dim)
     x = last(x if x.dtype == dtype else x.to(dtype), dim)
     is_tensor = type(k) is not int and (isinstance(k, Tensor) or is_traced_number(k))  # isinstance is slow
     k = per_row(k, x) if is_tensor else float(k)
@@ -66,7 +66,15 @@ def per_row(value: PerRow, x: Tensor) -> Tensor:
         value = torch.as_tensor(value, dtype=torch.float64, device=x.device)
     else:
         value = torch.full((), value, dtype=torch.float64, device=x.device)
-    return value if value.shape == x.shape[:-1] else value.expand(x.shape[:-1])
+    return _expanded(value, x.shape[:-1])
+
+
+def _expanded(t: Tensor, shape: torch.Size) -> Tensor:
+    """Return `t.expand(shape)`, which costs time where it changes nothing.
+
+    Shapes of unequal lengths are not compared, because torch.export would demand of a dynamic size that it differs.
+    """
+    return t if t.ndim == len(shape) and t.shape == shape else t.expand(shape)
 
 
 def with_one_more(z: Tensor, rows: Rows, fill: float) -> tuple[Tensor, Rows]:

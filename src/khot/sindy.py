@@ -106,7 +106,7 @@ class KHotOptimizer(BaseOptimizer):
             if self.costs is not None:
                 raise ValueError('`costs` need a budget: `k` must be a number, or one for each equation; got "auto".')
             self.path_ = splice_path(a, b, self._most(len(a), a.shape[1], b.shape[1]), **how)
-            chosen = self.path_.choose(self.criterion) if self.total is None else divide(self.path_.loss, self.total)
+            chosen = self.path_.choose(self.criterion) if self.total is None else _divide(self.path_.loss, self.total)
             found = self.path_.at(chosen)
             self.history_ = list(self.path_.coef.mT.numpy())
         self.coef_ = found.coef.mT.numpy()
@@ -139,7 +139,7 @@ class KHotOptimizer(BaseOptimizer):
         return torch.tensor(costs)
 
 
-def divide(loss: Tensor, total: int) -> Tensor:
+def _divide(loss: Tensor, total: int) -> Tensor:
     """Divide a number of terms among equations such that Σ log loss is least, given the losses (K + 1, equations).
 
     Exact, by dynamic programming over the equations.

@@ -46,6 +46,19 @@ def test_a_tracer_is_refused():
         torch.jit.trace(lambda s: coding.omp(s, DICTIONARY, 3).dense(), SIGNALS, check_trace=False)
 
 
+@pytest.mark.compile
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("positive", [False, True])
+def test_a_compiled_pursuit_wrote_to_memory_of_others(positive):
+    """torch.compile traced the call of the library: codes were wrong or empty, and the heap was overwritten."""
+
+    def code(signals):
+        return coding.omp(signals, DICTIONARY, 4, positive=positive).dense()
+
+    torch.compiler.reset()
+    torch.testing.assert_close(torch.compile(code, backend="eager")(SIGNALS), code(SIGNALS))
+
+
 @pytest.mark.parametrize("pursuit", [coding.omp, coding.thresholding_pursuit])
 def test_forward_derivatives_are_not_zero(pursuit):
     x, atoms, tangent = SIGNALS.double(), DICTIONARY.double(), torch.randn(5, 16).double()

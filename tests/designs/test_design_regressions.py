@@ -1,5 +1,6 @@
 """Defects of designs, each by its own name."""
 
+import contextlib
 import math
 
 import numpy as np
@@ -170,6 +171,21 @@ def test_indices_of_an_empty_sample_had_no_columns(design):
     assert design(logits=torch.zeros(0, 6), k=2).sample_indices((3,)).shape == (3, 0, 2)
     assert design(logits=scores(2, 6), k=torch.tensor([1, 4])).sample_indices((0,)).shape == (0, 2, 4)
     assert design(logits=torch.zeros(0, 6), k=torch.zeros(0)).sample_indices().shape == (0, 0)
+
+
+@EVERY
+@pytest.mark.parametrize("probs", [[0.0] * 4, [1.0] * 4, [0.0], [1.0], [1.0, 1.0, 0.0, 0.0]], ids=str)
+def test_probabilities_with_nothing_to_draw_were_an_error(design, probs):
+    """`ConditionalPoisson`: "cannot reshape tensor of 0 elements"; `Pareto`, of no rows, divided by zero."""
+    x = torch.tensor(probs, dtype=torch.float64)
+    for d in (design(x), design(x.expand(3, -1)), design(x.expand(0, -1))):
+        rows = x.expand(*d.batch_shape, -1)
+        assert torch.equal(d.sample((2,)), rows.expand(2, *rows.shape))
+        assert torch.equal(d.mean, rows)
+        with contextlib.suppress(NotImplementedError):  # not every design knows them
+            assert torch.equal(d.joint_probs(), rows.unsqueeze(-1) * rows.unsqueeze(-2))
+            assert d.log_prob(rows).abs().sum() < 1e-9
+            assert d.entropy().abs().sum() < 1e-9
 
 
 @EVERY

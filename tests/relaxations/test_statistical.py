@@ -219,3 +219,14 @@ def test_it_compiles_whole():
     torch.testing.assert_close(fn(x), khot.statistical_topk(x, 5, smooth=0.1))
     expected = torch.autograd.grad(khot.statistical_topk(x, 5, smooth=0.1).square().sum(), x)
     torch.testing.assert_close(torch.autograd.grad(fn(x).square().sum(), x), expected)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("fn", [khot.statistical_topk, khot.statistical_logits, khot.statistical_threshold])
+@pytest.mark.parametrize("exact", [False, True])
+def test_it_compiles_whole_without_a_gradient(fn, exact):
+    """It asked first whether forward mode is on, which torch.compile cannot trace; with a gradient it did not ask."""
+    x = X.float()
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: fn(x, 5, exact=exact), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), fn(x, 5, exact=exact))

@@ -97,6 +97,32 @@ def test_an_exported_module_runs_and_trains_as_the_module(name, strict):
     torch.testing.assert_close(*results)
 
 
+BESIDE = {
+    "mask": lambda t: khot.sigmoid_topk(t, 2, mask=torch.tensor([True, True, False, True])),
+    "costs": lambda t: khot.sigmoid_topk(t, 2, costs=torch.tensor([1.0, 2.0, 1.0, 0.5])),
+    "slots": lambda t: khot.ordered_topk(t, 2),
+}
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_dynamic_batch_may_have_the_size_of_another_dim(name):
+    """A mask (n,) was compared with x (batch, n) place by place, so that batch ≠ n was demanded of every input."""
+
+    class Layer(nn.Module):
+        def forward(self, x):
+            return BESIDE[name](x)
+
+    shapes = {"x": {0: torch.export.Dim("batch")}}
+    exported = torch.export.export(Layer(), (torch.randn(3, 4),), dynamic_shapes=shapes).module()
+    torch._dynamo.reset()
+    compiled = torch.compile(BESIDE[name], fullgraph=True, dynamic=True, backend="eager")
+    for batch in (3, 4, 2):
+        x = torch.randn(batch, 4)
+        torch.testing.assert_close(exported(x), BESIDE[name](x))
+        torch.testing.assert_close(compiled(x), BESIDE[name](x))
+
+
 @pytest.mark.parametrize("name", EXPORTED)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_jit_trace_records_the_op(name):

@@ -52,7 +52,7 @@ def pareto_constants(logits: Tensor, k: Tensor, step: float = 0.5) -> Tensor:
 
     def integral(theta: Tensor, is_open: Tensor, size: Tensor, low: Tensor, high: Tensor) -> Tensor:
         total = torch.zeros_like(theta)
-        for part in share.split(max(AT_ONCE // theta.numel(), 1)):
+        for part in share.split(max(AT_ONCE // max(theta.numel(), 1), 1)):
             y = low[:, None] + (high - low)[:, None] * part  # (rows, nodes)
             away = torch.sigmoid(-(theta[:, None, :] + y[..., None]))
             total = total + (exponent(theta, is_open, size, y).exp()[..., None] * away).sum(-2)

@@ -88,10 +88,11 @@ def solve(p: Tensor, k: Tensor, margins: Margins, whole: subsets.Whole = subsets
 def solve_parts(p: Tensor, k: Tensor, tilted: Margins, n: int, whole: subsets.Whole) -> Tensor:
     """Solve for a part (rows, m) of each row of n items, each row until it is done; `tilted(θ, k)` returns z."""
     goal = torch.logit(p)
-    theta, left = goal.clone(), torch.arange(len(p), device=p.device)
-    last, is_newton = torch.full_like(k, torch.inf), torch.zeros_like(k, dtype=torch.bool)
+    theta, is_open = goal.clone(), goal.isfinite().any(-1)
+    left = (is_open if whole.is_one else torch.ones_like(is_open)).nonzero()[:, 0]  # all parts go on with the same rows
+    last, is_newton = torch.full_like(k[left], torch.inf), torch.zeros_like(left, dtype=torch.bool)
     past: list[tuple[Tensor, Tensor]] = []
-    for _ in range(STEPS):
+    for _ in range(STEPS if len(left) else 0):
         z, size = theta[left], k[left]
         if not past or bool(((whole.add(z.sigmoid().sum(-1)) - size).abs() > OFF).any()):
             z = tilted(z, size)

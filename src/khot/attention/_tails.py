@@ -236,7 +236,7 @@ def _check_bound(tail: Tensor, values: Tensor, **per_key: Tensor | None) -> None
     for name, value in per_key.items():
         if value is not None:
             _check.instance(name, value, Tensor)
-            if value.ndim == 0 or value.shape[-1] not in (1, values.shape[-2]):
+            if value.ndim == 0 or (value.shape[-1] != 1 and value.shape[-1] != values.shape[-2]):
                 want = f"(…, {values.shape[-2]}), a number for each key"
                 raise ValueError(f"`{name}` must have the shape {want}; got {tuple(value.shape)}.")
             shapes[name] = value.shape[:-1]

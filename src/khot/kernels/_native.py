@@ -304,8 +304,11 @@ def value_at(
 
 
 def serves(x: Tensor) -> bool:
-    """Return whether `orthogonal` and `attend` take signals or queries of this kind, which no transform watches."""
-    is_watched = _torch.transforms_active() or _torch.is_tracing()
+    """Return whether `orthogonal` and `attend` take signals or queries of this kind, which no tracer watches.
+
+    torch.compile must not trace them: the addresses that they give to the library would be those of other memory.
+    """
+    is_watched = torch.compiler.is_compiling() or _torch.transforms_active() or _torch.is_tracing()
     return LIBRARY is not None and x.device.type == "cpu" and x.dtype in DTYPES and not is_watched
 
 

@@ -37,7 +37,7 @@ def quick_cutoff(
     n = x.shape[-1]
     if not HAS_NATIVE or mask is not None or not isinstance(k, float) or not 0 < k < n or not x.numel():
         return None
-    if _differentiates(x) or not is_plain(x):
+    if not is_plain(x) or _differentiates(x):  # in this order: torch.compile cannot trace the second
         return None
     theta = _native.statistical(x, k if exact else statistical.multiplier_of(k / n), y, smooth=smooth, exact=exact)
     return theta if bool(torch.isfinite(theta).all()) else None
