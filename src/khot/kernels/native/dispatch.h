@@ -130,6 +130,7 @@ void topk_groups(const khot::Kernels<T>& table, const khot_rows& rows, int64_t f
       which &= (1u << rows_here) - 1;
       for (; which; which &= which - 1, ++left) {
         batch[left] = batch[i + __builtin_ctz(which)];
+        batch[left].is_sharp = rest >= kFewRows;
         out[left] = out[i + __builtin_ctz(which)];
       }
     }

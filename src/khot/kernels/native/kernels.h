@@ -40,6 +40,7 @@ template <class T> struct Row {
   double exponent;  // of a power
   Kept* kept;       // null: nothing beside y
   const T* costs;   // null: 1
+  bool is_sharp;    // whether the quick way has failed
   int64_t ahead;    // the next row is so many scores further on, and is to be fetched meanwhile; 0: it is not
 };
 
