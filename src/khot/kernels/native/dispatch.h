@@ -47,17 +47,25 @@ const khot::Kernels<float>& kernels(int32_t, float) { return khot::portable_floa
 const khot::Kernels<double>& kernels(int32_t, double) { return khot::portable_double; }
 #endif
 
+// Fills in row r where it is wanted: a copy of what was just written in parts has to wait for it.
+template <class T> void put_row(const khot_rows& rows, int64_t r, int threads, khot::Row<T>& row) {
+  row.x = static_cast<const T*>(rows.x) + r * rows.n;
+  row.mask = rows.mask ? rows.mask + r * rows.mask_row_stride : nullptr;
+  row.mask_stride = rows.mask_stride;
+  row.n = rows.n;
+  row.k = rows.k ? rows.k[r * rows.k_stride] : rows.k_of_all;
+  row.temperature = rows.temperature ? rows.temperature[r * rows.temperature_stride] : rows.temperature_of_all;
+  row.threads = threads;
+  row.exponent = rows.exponent;
+  row.kept = nullptr;
+  row.costs = rows.costs ? static_cast<const T*>(rows.costs) + r * rows.costs_row_stride : nullptr;
+  row.ahead = 0;
+  row.is_sharp = false;
+}
 template <class T> khot::Row<T> row_of(const khot_rows& rows, int64_t r, int threads) {
-  return {static_cast<const T*>(rows.x) + r * rows.n,
-          rows.mask ? rows.mask + r * rows.mask_row_stride : nullptr,
-          rows.mask_stride,
-          rows.n,
-          rows.k ? rows.k[r * rows.k_stride] : rows.k_of_all,
-          rows.temperature ? rows.temperature[r * rows.temperature_stride] : rows.temperature_of_all,
-          threads,
-          rows.exponent,
-          nullptr,
-          rows.costs ? static_cast<const T*>(rows.costs) + r * rows.costs_row_stride : nullptr};
+  khot::Row<T> row;
+  put_row(rows, r, threads, row);
+  return row;
 }
 
 constexpr int64_t kLarge = 16 << 20;  // bytes of a result that is much memory, and more than a cache keeps
@@ -114,7 +122,7 @@ void topk_groups(const khot::Kernels<T>& table, const khot_rows& rows, int64_t f
   khot::Row<T> batch[kBatch + khot::kMostRows];
   T* out[kBatch + khot::kMostRows];
   for (int64_t i = 0; i < count; ++i) {
-    batch[i] = row_of<T>(rows, first + i, 1);
+    put_row(rows, first + i, 1, batch[i]);
     if (kept) batch[i].kept = kept + first + i;
     out[i] = y + (first + i) * rows.n;
   }
@@ -162,7 +170,7 @@ template <class T> void topk(const khot_rows& rows, T* y, khot::Kept* kept = nul
   for_rows(rows.rows, n, rows.threads, [&](int64_t r, int share) {
     auto row = row_of<T>(rows, r, share);
     if (kept) row.kept = kept + r;
-    if (r + 1 < rows.rows && n <= khot::kAhead) row.ahead = n;
+    if (r + 1 < rows.rows && n <= khot::kAhead) row.ahead = (int32_t)n;
     solve_near(y + r * n, n, rows.rows, [&](T* to) { table.row[rows.cdf](row, to); });
   });
 }
@@ -179,7 +187,7 @@ template <class T> void pull(const khot_rows& rows, const T* g, T* dx, double* d
       T* to[khot::kMostRows];
       double means[khot::kMostRows];
       for (int64_t i = 0; i < count; ++i) {
-        batch[i] = row_of<T>(rows, first + i, 1);
+        put_row(rows, first + i, 1, batch[i]);
         from[i] = g + (first + i) * rows.n;
         to[i] = dx + (first + i) * rows.n;
       }

@@ -40,8 +40,8 @@ template <class T> struct Row {
   double exponent;  // of a power
   Kept* kept;       // null: nothing beside y
   const T* costs;   // null: 1
+  int32_t ahead;    // the next row is so many scores further on, and is to be fetched meanwhile; 0: it is not
   bool is_sharp;    // whether the quick way has failed
-  int64_t ahead;    // the next row is so many scores further on, and is to be fetched meanwhile; 0: it is not
 };
 
 // A signal that is to be coded, and where its code goes.
