@@ -198,10 +198,8 @@ template <class T> void pull(const khot_rows& rows, const T* g, T* dx, double* d
   }
   for_rows(rows.rows, rows.n, rows.threads, [&](int64_t r, int share) {
     const auto kernel = (rows.costs ? table.cost_pull : table.pull)[rows.cdf];
-    solve_near(dx + r * rows.n, rows.n, rows.rows, [&](T* to) {
-      const double mean = kernel(row_of<T>(rows, r, share), g + r * rows.n, to);
-      if (dk) dk[r] = mean;
-    });
+    const double mean = kernel(row_of<T>(rows, r, share), g + r * rows.n, dx + r * rows.n);
+    if (dk) dk[r] = mean;
   });
 }
 
