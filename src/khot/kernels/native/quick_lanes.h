@@ -275,8 +275,10 @@ template <class Rows> inline unsigned settle_group(const Row<float>* given, Rows
     step = third_order_step<V>(m.p, m.v, m.pv, m.vv, small.n, small.k);
     variability = m.v;
     bend = V::fnma(V::set(2), m.pv, m.v);
-    // NaN counts as small: its row fails below.
-    const auto is_clear = V::either(V::ge(variability, least), V::ge(variability + variability, V::min(m.p, small.n - m.p)));
+    // Where all entries are on the same side, far from it or not, steps on logarithms still lead to the threshold.
+    const auto one_side = V::min(m.p, small.n - m.p);
+    const auto is_clear = V::either(V::ge(variability, least), V::ge(variability + variability, one_side));
+    // NaN counts as small: its row fails below. A few rows are not worth the lanes of all.
     if (4 * __builtin_popcount(V::lanes(is_clear)) < kRows) return kAll;
     if (pass == 2 || V::lanes(V::both(is_clear, V::ge(V::abs(step), V::set(kLongStep)))) == 0) break;
     const auto moved = V::fnma(step, temperature, anchor);
