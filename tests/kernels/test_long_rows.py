@@ -74,6 +74,18 @@ def test_a_row_whose_sample_is_masked_or_not_a_number(path):
     assert _native.native_topk(x, 1000.0, 1.0, None, path=path).isnan().all()
 
 
+@pytest.mark.parametrize("cdf", ["sigmoid", "laplace"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_large_result_that_is_streamed_past_the_cache_has_the_bits_of_its_rows(dtype, cdf):
+    n = 8195  # no multiple of a cache line
+    x = torch.randn((16 << 20) // (n * 4) + 3, n, generator=torch.Generator().manual_seed(3)).to(dtype)
+    room = torch.full((x.numel() + 2,), -1.0, dtype=dtype)
+    y = _native.native_topk(x, 100.0, 0.3, None, cdf, out=room[1:-1].view(x.shape))
+    assert room[0] == room[-1] == -1  # nothing beside it was written
+    for some in (slice(0, 40), slice(len(x) - 40, len(x))):
+        assert torch.equal(y[some], _native.native_topk(x[some], 100.0, 0.3, None, cdf))
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_a_short_step_is_short_for_doubles_too(path):
     """A step along the slope errs by its square, with opposite signs on both sides of τ: the sum does not tell."""

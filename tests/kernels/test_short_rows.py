@@ -117,8 +117,9 @@ def test_order_statistics_around_heavy_ties(x, size, dtype):
             assert bool((y[above] > 1 - 1e-6).all())
 
 
-def test_a_cold_row_has_the_same_bits_in_any_group():
-    noise = torch.rand(200, 24, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("n", [24, 100, 256])
+def test_a_cold_row_has_the_same_bits_in_any_group(n):
+    noise = torch.rand(200, n, generator=torch.Generator().manual_seed(0))
     x = (noise.argsort(-1) + noise) / 4  # no two so near that the quick way would do
     order = torch.randperm(200, generator=torch.Generator().manual_seed(1))
     for temperature in (1e-2, 3e-3, 1e-4):

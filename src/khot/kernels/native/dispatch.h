@@ -9,6 +9,13 @@
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#include <cstring>
+#include <memory>
+#include <new>
 
 #include "kernels.h"
 #include "parallel.h"
@@ -40,30 +47,68 @@ const khot::Kernels<float>& kernels(int32_t, float) { return khot::portable_floa
 const khot::Kernels<double>& kernels(int32_t, double) { return khot::portable_double; }
 #endif
 
-template <class T> khot::Row<T> row_of(const khot_rows& rows, int64_t r, int threads) {
-  return {static_cast<const T*>(rows.x) + r * rows.n,
-          rows.mask ? rows.mask + r * rows.mask_row_stride : nullptr,
-          rows.mask_stride,
-          rows.n,
-          rows.k ? rows.k[r * rows.k_stride] : rows.k_of_all,
-          rows.temperature ? rows.temperature[r * rows.temperature_stride] : rows.temperature_of_all,
-          threads,
-          rows.exponent,
-          nullptr,
-          rows.costs ? static_cast<const T*>(rows.costs) + r * rows.costs_row_stride : nullptr};
+// Fills in row r where it is wanted: a copy of what was just written in parts has to wait for it.
+template <class T> void put_row(const khot_rows& rows, int64_t r, int threads, khot::Row<T>& row) {
+  row.x = static_cast<const T*>(rows.x) + r * rows.n;
+  row.mask = rows.mask ? rows.mask + r * rows.mask_row_stride : nullptr;
+  row.mask_stride = rows.mask_stride;
+  row.n = rows.n;
+  row.k = rows.k ? rows.k[r * rows.k_stride] : rows.k_of_all;
+  row.temperature = rows.temperature ? rows.temperature[r * rows.temperature_stride] : rows.temperature_of_all;
+  row.threads = threads;
+  row.exponent = rows.exponent;
+  row.kept = nullptr;
+  row.costs = rows.costs ? static_cast<const T*>(rows.costs) + r * rows.costs_row_stride : nullptr;
+  row.ahead = 0;
+  row.is_sharp = false;
 }
+template <class T> khot::Row<T> row_of(const khot_rows& rows, int64_t r, int threads) {
+  khot::Row<T> row;
+  put_row(rows, r, threads, row);
+  return row;
+}
+
+constexpr int64_t kLarge = 16 << 20;  // bytes of a result that is much memory, and more than a cache keeps
 
 // Asks for large pages where a result is to be written to much memory, which may be new: a fault for each 4 KB of it takes
 // longer than what is computed. Memory that is in use already does not change.
 void expect(void* out, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-  constexpr uintptr_t large = 2 << 20, least = 16 << 20;
+  constexpr uintptr_t large = 2 << 20;
   const uintptr_t begin = (reinterpret_cast<uintptr_t>(out) + large - 1) & -large;
   const uintptr_t end = (reinterpret_cast<uintptr_t>(out) + (uintptr_t)bytes) & -large;
-  if ((uintptr_t)bytes >= least) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+  if (bytes >= kLarge) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 #else
   (void)out, (void)bytes;
 #endif
+}
+
+// Copies to memory that is not read soon: it need not be fetched before it is written.
+void stream(const void* from, int64_t bytes, void* to) {
+  const auto* source = static_cast<const char*>(from);
+  auto* target = static_cast<char*>(to);
+#if defined(__SSE2__)
+  const auto off = (int64_t)(-reinterpret_cast<uintptr_t>(to) & 63), head = off < bytes ? off : bytes;
+  std::memcpy(target, source, (size_t)head);
+  int64_t i = head;
+  for (; i + 64 <= bytes; i += 64)
+    for (int64_t j = i; j < i + 64; j += 16)
+      _mm_stream_si128(reinterpret_cast<__m128i*>(target + j),
+                       _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + j)));
+  std::memcpy(target + i, source + i, (size_t)(bytes - i));
+  _mm_sfence();
+#else
+  std::memcpy(target, source, (size_t)bytes);
+#endif
+}
+
+// Calls solve(to) for a row that goes to `out`, one of `rows`. If that is part of a large result, it is solved in memory
+// that stays in the cache, as each pass reads it again, and streamed from there.
+template <class T, class Solve> void solve_near(T* out, int64_t n, int64_t rows, Solve solve) {
+  const bool is_large = rows * n * (int64_t)sizeof(T) >= kLarge && n > khot::kGrouped && n <= khot::kAhead;
+  const std::unique_ptr<T[]> room(is_large ? new (std::nothrow) T[(size_t)n] : nullptr);
+  solve(room ? room.get() : out);
+  if (room) stream(room.get(), n * (int64_t)sizeof(T), out);
 }
 
 constexpr int64_t kBatch = 128;  // so many rows are solved together
@@ -77,7 +122,7 @@ void topk_groups(const khot::Kernels<T>& table, const khot_rows& rows, int64_t f
   khot::Row<T> batch[kBatch + khot::kMostRows];
   T* out[kBatch + khot::kMostRows];
   for (int64_t i = 0; i < count; ++i) {
-    batch[i] = row_of<T>(rows, first + i, 1);
+    put_row(rows, first + i, 1, batch[i]);
     if (kept) batch[i].kept = kept + first + i;
     out[i] = y + (first + i) * rows.n;
   }
@@ -93,6 +138,7 @@ void topk_groups(const khot::Kernels<T>& table, const khot_rows& rows, int64_t f
       which &= (1u << rows_here) - 1;
       for (; which; which &= which - 1, ++left) {
         batch[left] = batch[i + __builtin_ctz(which)];
+        batch[left].is_sharp = rest >= kFewRows;
         out[left] = out[i + __builtin_ctz(which)];
       }
     }
@@ -124,7 +170,8 @@ template <class T> void topk(const khot_rows& rows, T* y, khot::Kept* kept = nul
   for_rows(rows.rows, n, rows.threads, [&](int64_t r, int share) {
     auto row = row_of<T>(rows, r, share);
     if (kept) row.kept = kept + r;
-    table.row[rows.cdf](row, y + r * n);
+    if (r + 1 < rows.rows && n <= khot::kAhead) row.ahead = (int32_t)n;
+    solve_near(y + r * n, n, rows.rows, [&](T* to) { table.row[rows.cdf](row, to); });
   });
 }
 
@@ -140,7 +187,7 @@ template <class T> void pull(const khot_rows& rows, const T* g, T* dx, double* d
       T* to[khot::kMostRows];
       double means[khot::kMostRows];
       for (int64_t i = 0; i < count; ++i) {
-        batch[i] = row_of<T>(rows, first + i, 1);
+        put_row(rows, first + i, 1, batch[i]);
         from[i] = g + (first + i) * rows.n;
         to[i] = dx + (first + i) * rows.n;
       }

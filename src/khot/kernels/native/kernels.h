@@ -8,6 +8,7 @@
 namespace khot {
 
 constexpr int64_t kShort = 256, kGrouped = 4096;  // the longest rows for `sure_group`, and for `quick_group`
+constexpr int64_t kAhead = 32768;  // the longest rows that are fetched before they are solved
 constexpr int kMostRows = 16;  // of a group
 constexpr int kMostTrees = 8;  // side by side
 constexpr int64_t kTiny = 16;  // the longest rows for `hard_short`
@@ -39,6 +40,8 @@ template <class T> struct Row {
   double exponent;  // of a power
   Kept* kept;       // null: nothing beside y
   const T* costs;   // null: 1
+  int32_t ahead;    // the next row is so many scores further on, and is to be fetched meanwhile; 0: it is not
+  bool is_sharp;    // whether the quick way has failed
 };
 
 // A signal that is to be coded, and where its code goes.

@@ -42,7 +42,7 @@ template <class T> void cost_topk(const khot_rows& rows, bool gives_margins, T* 
       T* to[khot::kMostRows];
       for (int64_t i = 0; i < group; ++i) {  // a group is filled up
         const int64_t r = first + (i < count ? i : 0);
-        batch[i] = row_of<T>(rows, r, 1);
+        put_row(rows, r, 1, batch[i]);
         to[i] = out + r * rows.n;
       }
       const unsigned rest = table.cost_group[rows.cdf](batch, gives_margins, to);

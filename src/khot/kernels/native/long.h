@@ -179,7 +179,7 @@ template <class V, class T> bool guess(const Row<T>& row, T* scratch, double* co
 
 // As `solve_quickly`, for long rows. `just_p`: the point may be anywhere where p is the same.
 template <class V, class T> bool solve_long(const Row<T>& row, bool just_p, T* p, Point<T>* point) {
-  constexpr double most_leap = 30, most_deviation = 5, most_error = 2;
+  constexpr double most_leap = 30, most_deviation = 4.5, most_error = 2;
   if (!(row.k > 0 && row.k < (double)row.n && row.temperature > 0)) return false;
   T* room = p + kSampleRow;
   const Row<T> first = sample_of(row, p);
@@ -215,7 +215,8 @@ template <class V, class T> bool solve_long(const Row<T>& row, bool just_p, T* p
   constexpr double most_noise = 6;
   if (2 * std::sqrt(k < 1 ? k * k : k) <= most_noise * told.v * scale) {
     const Settled settled = settle_sum<V>(row, n, false, most_noise, p, point, leap);
-    if (settled != Settled::unclear) return settled == Settled::yes;
+    // Where few scores are undecided, and Σp cannot tell, the root depends on scores that the sample lacks.
+    if (settled != Settled::unclear || !told.is_broad) return settled == Settled::yes;
   }
   return settle_tails<V>(row, just_p, p, point, leap);
 }

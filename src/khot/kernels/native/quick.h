@@ -20,7 +20,10 @@ struct Moments {
 // p = σ(z), or its complement σ(−z), stored, and its moments. The margin is in units of T ln 2.
 template <class V, class T> Moments evaluate(const Row<T>& row, const Margin<T>& margin, T* out) {
   double sums[4];
-  const auto store = [=](auto at) { at.store(out, sigma_of<V>(margin.template minus_z<V>(at.scores(row)))); };
+  const auto store = [=](auto at) {
+    __builtin_prefetch(row.x + at.i + row.ahead, 0, 2);
+    at.store(out, sigma_of<V>(margin.template minus_z<V>(at.scores(row))));
+  };
   const auto sum = [=](auto at, auto* lanes) {
     const auto p = at.load(out), v = V::fnma(p, p, p);
     lanes[0] = V::add(lanes[0], p);

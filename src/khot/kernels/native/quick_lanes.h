@@ -263,15 +263,24 @@ template <class Rows> inline unsigned settle_group(const Row<float>* given, Rows
   // The sign of T makes it σ(−z).
   const auto temperature = V::blend(small.is_rest, V::sub(V::set(0), asked.temperature), asked.temperature);
   const auto scale = V::div(one, temperature);
-  auto anchor = normal_guess<V>(rows.number, rows.mean(), rows.variance(), asked.k, asked.temperature);
+  // Σp(1 − p) from which on Σp tells the threshold. Normal scores have about 1.6 T·k(1 − k/n)/deviation: rows that have
+  // much less are left at once.
+  const auto least = V::mul(V::set(0.125f), V::sqrt(V::mul(small.k, V::min(small.k, one))));
+  const auto likely = asked.temperature * small.k * (one - small.k / small.n), variance = rows.variance();
+  if (!V::lanes(V::not_lt(V::mul(V::set(6.4f), likely), V::mul(least, V::sqrt(variance))))) return kAll;
+  auto anchor = normal_guess<V>(rows.number, rows.mean(), variance, asked.k, asked.temperature);
   auto shift = V::set(0), step = V::set(0), variability = V::set(0), bend = V::set(0);
   for (int pass = 0;; ++pass) {
     const LaneMoments m = rows.evaluate(anchor, V::mul(scale, bits), V::mul(shift, bits));
     step = third_order_step<V>(m.p, m.v, m.pv, m.vv, small.n, small.k);
     variability = m.v;
     bend = V::fnma(V::set(2), m.pv, m.v);
-    // NaN counts as small: its row fails below.
-    if (pass == 2 || V::lanes(V::ge(V::abs(step), V::set(kLongStep))) == 0) break;
+    // Where all entries are on the same side, far from it or not, steps on logarithms still lead to the threshold.
+    const auto one_side = V::min(m.p, small.n - m.p);
+    const auto is_clear = V::either(V::ge(variability, least), V::ge(variability + variability, one_side));
+    // NaN counts as small: its row fails below. A few rows are not worth the lanes of all.
+    if (4 * __builtin_popcount(V::lanes(is_clear)) < kRows) return kAll;
+    if (pass == 2 || V::lanes(V::both(is_clear, V::ge(V::abs(step), V::set(kLongStep)))) == 0) break;
     const auto moved = V::fnma(step, temperature, anchor);
     shift = V::mul(V::add(V::sub(V::sub(anchor, moved), V::mul(step, temperature)), V::mul(shift, temperature)), scale);
     anchor = moved;

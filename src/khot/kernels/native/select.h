@@ -15,6 +15,7 @@ void nth(double* values, int64_t m, int64_t r, int64_t s, double* value_r, doubl
 namespace {
 
 constexpr int64_t kMostSampled = 4096;
+constexpr int64_t kMostCounted = 1 << 24;  // so far floats count
 
 // An integer whose order is that of the scores, and back; −0 has the key of 0.
 template <class T> inline Whole<T> order_key(T x) {
@@ -147,22 +148,35 @@ void select_ranks(const T* values, int64_t m, int threads, int64_t r, int64_t s,
         (int64_t)(2 * std::sqrt((double)size));  // four standard deviations of a binomial count, or more
     if (at > margin) select_few<V>(sample, size, at - margin, at - margin, &high, &high);
     if (at + margin <= size) select_few<V>(sample, size, at + margin, at + margin, &low, &low);
-    double counts[2];
-    accumulate_row<V, 2>(m, threads, counts, [=](auto at, auto* lanes) {
-      const auto x = at.load(values);
-      lanes[0] = V::add(lanes[0], V::keep(at.only(V::gt(x, V::set(high))), V::set(1)));
-      lanes[1] = V::add(lanes[1], V::keep(at.only(V::ge(x, V::set(low))), V::set(1)));
-    });
-    const auto above = (int64_t)counts[0], reached = (int64_t)counts[1];
-    if (above >= r || s > reached) break;
+    // One thread packs and counts in one pass; values are not packed where they lie before their number is known.
+    int64_t above, between;
+    const auto pack = [=](auto* larger) {
+      return pack_row<V>(m, scratch, [=](auto at, auto* x) {
+        *x = at.load(values);
+        if (larger) *larger = V::add(*larger, V::keep(at.only(V::gt(*x, V::set(high))), V::set(1)));
+        return V::both(V::ge(V::set(high), *x), V::ge(*x, V::set(low)));
+      });
+    };
+    const bool packs_at_once = threads == 1 && values != scratch && m <= kMostCounted;
+    if (packs_at_once) {
+      auto larger = V::set(0);
+      between = pack(&larger);
+      above = (int64_t)V::total(larger);
+    } else {
+      double counts[2];
+      accumulate_row<V, 2>(m, threads, counts, [=](auto at, auto* lanes) {
+        const auto x = at.load(values);
+        lanes[0] = V::add(lanes[0], V::keep(at.only(V::gt(x, V::set(high))), V::set(1)));
+        lanes[1] = V::add(lanes[1], V::keep(at.only(V::ge(x, V::set(low))), V::set(1)));
+      });
+      above = (int64_t)counts[0], between = (int64_t)counts[1] - above;
+    }
+    if (above >= r || s > above + between) break;
     *value_r = *value_s = high;
     if (high == low) return;
-    if (reached - above > m / 4)
+    if (between > m / 4)
       return select_among_ties<V>(values, m, threads, r, s, high, low, scratch, value_r, value_s);
-    m = pack_row<V>(m, scratch, [=](auto at, auto* x) {
-      *x = at.load(values);
-      return V::both(V::ge(V::set(high), *x), V::ge(*x, V::set(low)));
-    });
+    m = packs_at_once ? between : pack((typename V::reg*)nullptr);
     values = scratch, r -= above, s -= above;
   }
   if (is_few<T>(m)) return select_between<V>(values, m, r, s, ends_of<V>(values, m), value_r, value_s);

@@ -122,7 +122,7 @@ template <class F, class V, class T> bool solve_from_sample(const Row<T>& row, T
 template <class F, class V, class T> void solve_row(const Row<T>& row, T* p) {
   Point<T> point;
   if constexpr (F::is_logistic) {
-    if (is_long(row) ? solve_long<V>(row, true, p, &point) : solve_quickly<V>(row, p, false, &point))
+    if (!row.is_sharp && (is_long(row) ? solve_long<V>(row, true, p, &point) : solve_quickly<V>(row, p, false, &point)))
       return keep(row, point);
   } else if (solve_from_sample<F, V>(row, p)) {
     return;
