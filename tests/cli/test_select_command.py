@@ -265,7 +265,7 @@ def test_the_digits_in_a_terminal():
     assert "RFE" in done.stdout
     assert "khot's choice" in done.stdout or "ahead of khot's" in done.stdout
     assert "1. Two columns that matter only together: who finds them?" in done.stdout
-    assert re.search(r"5 pixels of 64 keep \d\d\.\d of \d\d\.\d points of accuracy\.", done.stdout)
+    assert re.search(r"5 pixels of 64 reach \d\d\.\d % accuracy; all of them reach \d\d\.\d %\.", done.stdout)
     assert re.search(r"This took \d+ s\.\nNext", done.stdout)
 
 
