@@ -163,7 +163,7 @@ ROWS = "".join(f"{i},{i % 2},{i % 3}\n" for i in range(20))
             "holds strings",
         ),
         (text("a.csv", "a,b,c\n" + ROWS, "-k", "1", "--seed", "-1"), "0 ≤ seed"),
-        (text("a.csv", "a,b,c\n" + ROWS, "-k", "some"), "-k must be a number or auto; got 'some'"),
+        (text("a.csv", "a,b,c\n" + ROWS, "-k", "some"), "-k must be a whole number or auto; got 'some'"),
         (text("a.csv", "a,b,c\n" + ROWS, "-k", "1", "--max-k", "3"), "--max-k needs -k auto"),
         (text("a.csv", "a,b,c\n" + ROWS, "-k", "auto", "--max-k", "0"), "--max-k must be ≥ 1; got 0"),
         (text("a.csv", "a,b,c\n" + ROWS, "-k", "1", "--jobs", "0"), "--jobs must be ≥ 1; got 0"),

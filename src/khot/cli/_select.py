@@ -143,7 +143,7 @@ def select(
             count: int | str = k
             if k != "auto":
                 if not k.lstrip("-").isdigit():
-                    raise job.TableError(f"-k must be a number or auto; got {k!r}")
+                    raise job.TableError(f"-k must be a whole number or auto; got {k!r}")
                 count = int(k)
             wish.selector(count, names, kind, 0)
             if not 0 <= seed < 2**32:
