@@ -1,8 +1,8 @@
 """A training step and decoding of the TopK autoencoder against a straightforward dense one, interleaved.
 
 1024 tokens, 384 → 3072, k = 32, which is that of benchmarks/sae_peers.py; 512 tokens, 384 → 16384, k = 32, and 768 →
-16384, k = 64. Times are those of the process's processors. Writes results/sae_speed.csv and docs/tables/sae-speed.md;
-some minutes.
+16384, k = 64. sparsify's model takes part if it is installed. Times are those of the process's processors. Writes
+results/sae_speed.csv and docs/tables/sae-speed.md; some minutes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +28,8 @@ CASES = ("forward", "forward + backward", STEP, "decoding")
 HALF = ", bfloat16"  # the product of tokens and encoder; the rest is float32
 MODELS = ("dense TopK", "khot, hard", "khot, straight-through", "khot, soft", "khot, sampled")
 MODELS += ("khot, hard" + HALF, "khot, straight-through" + HALF)
+PEER = "sparsify"
+MODELS += (PEER,) * (find_spec(PEER) is not None)
 
 
 class Dense(nn.Module):
@@ -59,13 +63,30 @@ class Dense(nn.Module):
         self.W_dec.data /= self.W_dec.data.norm(dim=1, keepdim=True)
 
 
+class Peer(nn.Module):
+    """sparsify's model, with the names of ours."""
+
+    def __init__(self, d: int, latents: int, k: int) -> None:
+        super().__init__()
+        from sparsify import SparseCoder, SparseCoderConfig
+
+        self.coder = SparseCoder(d, SparseCoderConfig(num_latents=latents, k=k))
+        self.encode, self.loss = self.coder.encode, lambda x: self.coder(x).fvu
+        self.remove_parallel_gradient = self.coder.remove_gradient_parallel_to_decoder_directions
+        self.normalize_decoder = self.coder.set_decoder_norm_to_unit_norm
+
+    def decode(self, code: Any) -> Tensor:
+        """(tokens, d)."""
+        return self.coder.decode(code.top_acts, code.top_indices)
+
+
 def actions(name: str, sizes: tuple[int, int, int, int]) -> dict[str, Callable[[], object]]:
     """What is timed, for one model."""
     tokens, d, latents, k = sizes
     torch.manual_seed(0)
     x = torch.randn(tokens, d)
-    if name == MODELS[0]:
-        model = Dense(d, latents, k)
+    if name in (MODELS[0], PEER):
+        model = (Peer if name == PEER else Dense)(d, latents, k)
         loss = model.loss
     else:
         selector = getattr(selectors, name.removeprefix("khot, ").removesuffix(HALF).replace("-", "_"))

@@ -47,6 +47,17 @@ def test_what_it_writes(acts, tmp_path):
     assert float(model(x).fvu.detach()) == pytest.approx(metrics["fvu"], rel=1e-4)
 
 
+def test_a_sweep_and_a_run_do_not_share_a_folder(acts, tmp_path):
+    """The report of the second replaced that of the first."""
+    how = ("--latents", 64, "--steps", 2, "--resume", "--out")
+    assert sae(acts, "--k", "2,3", *how, tmp_path / "sweep").exit_code == 0
+    assert "holds a sweep: choose another folder" in sae(acts, "--k", 2, *how, tmp_path / "sweep").stderr
+    assert sae(acts, "--k", "2,3,4", *how, tmp_path / "sweep").exit_code == 0
+    assert sae(acts, "--k", 2, *how, tmp_path / "one").exit_code == 0
+    assert "holds one run: choose another folder" in sae(acts, "--k", "2,3", *how, tmp_path / "one").stderr
+    assert sae(acts, "--k", 2, *how, tmp_path / "one").exit_code == 0
+
+
 def test_resume_without_a_checkpoint_starts_afresh_and_again_is_done(acts, tmp_path):
     arguments = (acts, "--k", 3, "--latents", 64, "--steps", 5, "--out", tmp_path / "out", "--resume")
     assert sae(*arguments).exit_code == 0

@@ -163,7 +163,7 @@ ROWS = "".join(f"{i},{i % 2},{i % 3}\n" for i in range(20))
             "holds strings",
         ),
         (text("a.csv", "a,b,c\n" + ROWS, "-k", "1", "--seed", "-1"), "0 ≤ seed"),
-        (text("a.csv", "a,b,c\n" + ROWS, "-k", "some"), "-k must be a number or auto; got 'some'"),
+        (text("a.csv", "a,b,c\n" + ROWS, "-k", "some"), "-k must be a whole number or auto; got 'some'"),
         (text("a.csv", "a,b,c\n" + ROWS, "-k", "1", "--max-k", "3"), "--max-k needs -k auto"),
         (text("a.csv", "a,b,c\n" + ROWS, "-k", "auto", "--max-k", "0"), "--max-k must be ≥ 1; got 0"),
         (text("a.csv", "a,b,c\n" + ROWS, "-k", "1", "--jobs", "0"), "--jobs must be ≥ 1; got 0"),
@@ -265,7 +265,7 @@ def test_the_digits_in_a_terminal():
     assert "RFE" in done.stdout
     assert "khot's choice" in done.stdout or "ahead of khot's" in done.stdout
     assert "1. Two columns that matter only together: who finds them?" in done.stdout
-    assert re.search(r"5 pixels of 64 keep \d\d\.\d of \d\d\.\d points of accuracy\.", done.stdout)
+    assert re.search(r"5 pixels of 64 reach \d\d\.\d % accuracy; all of them reach \d\d\.\d %\.", done.stdout)
     assert re.search(r"This took \d+ s\.\nNext", done.stdout)
 
 

@@ -62,9 +62,21 @@ def test_the_headline_is_for_a_manager():
     result.scores = {
         name: select.Score(mean, 0.0, (mean,)) for name, mean in (("khot", 0.9012), ("all features", 0.969))
     }
-    assert select_report.headline(result) == "2 pixels of 64 keep 90.1 of 96.9 points of accuracy."
+    assert select_report.headline(result) == "2 pixels of 64 reach 90.1 % accuracy; all of them reach 96.9 %."
     result.scores["khot"] = select.Score(-0.1, 0.0, (-0.1,))
     assert select_report.headline(result) == ""
+
+
+def test_the_verdict_names_what_a_linear_model_cannot_see():
+    """On x0·x1 it said only that no choice is ahead of another, by a model that sees no products."""
+    result = select.Selection(select.digits(), "regression", 2, 0, "linear")
+    result.candidates = [{"candidate": "surfaces", "linear": 0.45, "boosted": 0.85, "score": 0.65, "error": 0.0}]
+    result.scores = {"khot": select.Score(0.45, 0.0, (0.45, 0.45))}
+    assert "R² 0.85 against 0.45: compare with --model forest." in select_report.verdict(result)
+    result.model = "forest"
+    assert "forest" not in select_report.verdict(result)
+    result.model, result.candidates[0]["linear"] = "linear", 0.8
+    assert "forest" not in select_report.verdict(result)
 
 
 def test_only_khot_finds_two_columns_that_matter_together():

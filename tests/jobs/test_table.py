@@ -34,6 +34,17 @@ def test_a_csv_file(table):
     assert read_table(table, None, ["colour", "label"]).names == ["alpha", "beta", "gamma", "delta"]
 
 
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_a_separator_at_the_end_of_each_line(tmp_path, quote):
+    """The column behind it has no name, which was an error that no option could avoid. With values in it, it is."""
+    lines = [f"{quote}{i % 7}{quote};{i * i};" for i in range(20)]
+    (tmp_path / "a.csv").write_text("\n".join(["a;b;", *lines]))
+    assert read_table(tmp_path / "a.csv", None).names == ["a", "b"]
+    (tmp_path / "a.csv").write_text("\n".join(["a;b;", *lines[1:], lines[0] + "1"]))
+    with pytest.raises(TableError, match="column 3 must have a name"):
+        read_table(tmp_path / "a.csv", None)
+
+
 @pytest.mark.parametrize("separator", [";", "\t", "|"])
 def test_other_separators_and_a_byte_order_mark(table, separator):
     text = table.read_text().replace(",", separator)

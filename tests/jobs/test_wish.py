@@ -51,13 +51,13 @@ def test_costs_of_a_column_of_strings():
     assert wish.too_dear(names) == ["a"]
 
 
-def test_one_feature_keeps():
+def test_one_feature_explains():
     """It was "1 features of 7 keep"."""
     table = Table("t", ["a", "b"], np.zeros((12, 2)), np.arange(12.0), "y", [], None)
     result = select.Selection(table, "regression", 1, 0, "linear", features=[select.Feature("a", 1, 1.0)])
     score = select.Score(0.5, 0.1, (0.5, 0.5))
     result.scores = {"khot": score, "all features": score}
-    assert select_report.headline(result).startswith("1 feature of 1 keeps 50.0 of 50.0 ")
+    assert select_report.headline(result).startswith("1 feature of 1 explains 50.0 % of the variance; all")
 
 
 @pytest.mark.parametrize("task", ["regression", "classification"])

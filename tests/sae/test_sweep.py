@@ -45,6 +45,7 @@ def test_the_command_writes_the_frontier(tmp_path):
     assert files(tmp_path / "out" / "k2") == ["cfg.json", "metrics.json", "report.html", "sae_weights.safetensors"]
     page = (tmp_path / "out" / "report.html").read_text()
     assert "The frontier" in page
+    assert '<a href="k2/report.html">k2</a>' in page
     assert f"{metrics['k4']['fvu']:.4g}" in page
     again = CliRunner().invoke(app, [*map(str, words), "--resume"])
     assert again.exit_code == 0, again.output

@@ -98,6 +98,7 @@ def sae(
         with progress("starting", is_shown=is_first) as on_progress:
 
             def check() -> int:
+                _check_free(out, is_sweep=len(configs) > 1)
                 check_writable(out / REPORT)
                 return check_activations(data, lambda done: on_progress("checking the activations", done, data.tokens))
 
@@ -151,6 +152,15 @@ def _numbers(option: str, text: str) -> list[float]:
     if len(set(found)) < len(found):
         raise ValueError(f"{option} must name each number once; got {text!r}")
     return [int(number) if number.is_integer() else number for number in found]
+
+
+def _check_free(out: Path, *, is_sweep: bool) -> None:
+    """Raise if the report of a sweep would replace that of a run in the same folder, or the other way round."""
+    has_run = any((out / name).exists() for name in ("metrics.json", "checkpoint.safetensors"))
+    if is_sweep and has_run:
+        raise FileExistsError(f"{out} holds one run: choose another folder for a sweep")
+    if not is_sweep and not has_run and (out / REPORT).exists() and any(out.glob("k*/metrics.json")):
+        raise FileExistsError(f"{out} holds a sweep: choose another folder for one run")
 
 
 def _label(point: Point) -> str:

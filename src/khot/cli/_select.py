@@ -143,7 +143,7 @@ def select(
             count: int | str = k
             if k != "auto":
                 if not k.lstrip("-").isdigit():
-                    raise job.TableError(f"-k must be a number or auto; got {k!r}")
+                    raise job.TableError(f"-k must be a whole number or auto; got {k!r}")
                 count = int(k)
             wish.selector(count, names, kind, 0)
             if not 0 <= seed < 2**32:
@@ -187,6 +187,7 @@ def _show(result: "Selection", report: Path | None) -> None:
         missed,
         missed_header,
         similar,
+        spent,
         stability_header,
         sure,
         verdict,
@@ -211,7 +212,7 @@ def _show(result: "Selection", report: Path | None) -> None:
     ]
     header = ["feature", "rank", *missed_header(result), "inclusion probability", *stability_header(result)]
     show.print(table(header, rows))
-    for said in (*similar(result), *sure(result), *discovered(result)):
+    for said in (*spent(result), *similar(result), *sure(result), *discovered(result)):
         show.print(said)
     if result.candidates:
         show.print(table(candidates_header(result), candidate_rows(result)))

@@ -160,6 +160,8 @@ def _csv(path: Path, data: bytes, how: Reading) -> Raw:
     if not rows:
         raise TableError(f"{path} has names of columns but no rows")
     names[0] = names[0] or ROW_NUMBERS
+    if len(names) > 1 and not names[-1] and (rows[-1].fill_null("") == "").all():  # a separator ends each line
+        names, rows = names[:-1], rows[:-1]
     return Raw(_named(path, names, rows), None, separator, said)
 
 

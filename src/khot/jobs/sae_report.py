@@ -63,11 +63,13 @@ def sweep_report(runs: dict[str, Run], wanted: int, source: str, command: str) -
     cut = [tag("p", tag("strong", "Cut short"), f": {done} of {wanted} runs are complete.")] if done < wanted else []
     picture = lines({k: v for k, v in series.items() if v}, x="L0", y="FVU", log=True, description="FVU against L0")
     note = "Fraction of variance unexplained against active latents a token. Lower and further left is better."
+    rows = zip(runs, frontier(runs), strict=True)
+    linked = [[tag("a", first, href=f"{name}/{REPORT}"), *rest] for name, (first, *rest) in rows]
     return page(
         f"{run['d_in']} → {run['latents']}, {len(runs)} runs: {source}",
         tag("p", how),
         *cut,
-        section("The frontier", figure(picture, note), table(FRONTIER, frontier(runs))),
+        section("The frontier", figure(picture, note), table(FRONTIER, linked)),
         command=command,
         packages=("torch", "numpy"),
     )

@@ -76,6 +76,7 @@ class Selection:
     features: list[Feature] = field(default_factory=list)  # all of them, the best first; the first k are chosen
     candidates: list[dict[str, Any]] = field(default_factory=list)  # strategies and their scores, the winner first
     curve: list[dict[str, float]] = field(default_factory=list)  # scores against k, if k was to be found
+    cost: tuple[float, float] | None = None  # of the choice, and the budget, if there is one
     discoveries: Discoveries | None = None  # if their false share was to be controlled
     scores: dict[str, Score] = field(default_factory=dict)
     is_complete: bool = False
@@ -177,10 +178,11 @@ def select(
         for (r, _), found in zip(singles, stand_ins(x, np.array([i for _, i in singles], dtype=int)), strict=True):
             similar = tuple((names[j], round(value, 3)) for j, value in found)
             result.features[r] = result.features[r]._replace(stand_ins=similar)
-        if wish.costs and wish.budget is not None and (dear := wish.too_dear(names)):
-            table.notes.append(
-                f"Left out, since they cost more than the budget of {wish.budget:g} alone: {some(dear)}."
-            )
+        if wish.budget is not None:
+            result.cost = float(np.asarray(selector.costs)[selector.get_support()].sum()), wish.budget
+            if dear := wish.too_dear(names):
+                told = f"Left out, since they cost more than the budget of {wish.budget:g} alone"
+                table.notes.append(f"{told}: {some(dear)}.")
         if table.weight is not None:
             table.notes.append("SelectKBest, L1 and RFE choose without weights; the models that score use them.")
         if wish.groups or wish.costs:
@@ -234,6 +236,7 @@ def to_json(selection: Selection, report: Path | None) -> str:
         "k": selection.k,
         "seed": selection.seed,
         "report": None if report is None else str(report),
+        "cost": None if selection.cost is None else selection.cost[0],
         "complete": selection.is_complete,
         "candidates": selection.candidates,
         "curve": selection.curve,

@@ -11,6 +11,7 @@ SHOWN = 30  # largest number of features in the picture
 STAND_INS = 3  # largest number of features named for each chosen one
 EXAMPLES = 10  # largest number of images in the picture
 PRACTICAL = 0.005  # smallest difference, as a fraction of the score, that is of any use
+UNSEEN = 0.1  # smallest difference of R² between trees and a linear model on the choice that is told
 MEASURES = {"classification": "accuracy", "regression": "R²", "reconstruction": "R² of all features"}
 
 
@@ -38,15 +39,15 @@ def report(s: Selection, command: str) -> str:
 
 
 def headline(s: Selection) -> str:
-    """Say in a sentence what the choice keeps of the score of all features; empty if that is not known."""
+    """Say in a sentence what the choice is worth, and what all features are; empty if that is not known."""
     scores = [s.scores[name].mean if name in s.scores else math.nan for name in ("khot", "all features")]
     if not all(score > 0 for score in scores):
         return ""
-    chosen, whole = (f"{100 * score:.1f}" for score in scores)
+    chosen, whole = (f"{100 * score:.1f} %" for score in scores)
     kind = "pixels" if s.table.image else "features"
-    points = "points of accuracy" if s.task == "classification" else "% of the variance that all of them explain"
-    kind, verb = (kind[:-1], "keeps") if s.k == 1 else (kind, "keep")
-    return f"{s.k} {kind} of {len(s.features)} {verb} {chosen} of {whole} {points}."
+    many, end = ("reach", " accuracy") if s.task == "classification" else ("explain", " of the variance")
+    kind, verb = (kind[:-1], f"{many}{'es' if many == 'reach' else 's'}") if s.k == 1 else (kind, many)
+    return f"{s.k} {kind} of {len(s.features)} {verb} {chosen}{end}; all of them {many} {whole}."
 
 
 def verdict(s: Selection) -> str:
@@ -76,7 +77,21 @@ def verdict(s: Selection) -> str:
             said.append("It is no better than random features.")
     if s.task != "classification" and max(score.mean for score in known.values()) <= 0:
         said.append("No choice predicts the target at all.")
-    return " ".join(said)
+    return " ".join([*said, *_unseen(s)])
+
+
+def _unseen(s: Selection) -> list[str]:
+    """Say that a linear model sees little of the choice, if trees see more of it."""
+    best = s.candidates[0] if s.candidates and _has_trees(s) else {"linear": 0.0, "boosted": 0.0}
+    if s.model != "linear" or best["boosted"] - max(best["linear"], 0.0) < UNSEEN:
+        return []
+    told = f"R² {best['boosted']:.2f} against {best['linear']:.2f}"
+    return [f"Boosted trees predict more from khot's choice than a linear model, {told}: compare with --model forest."]
+
+
+def spent(s: Selection) -> list[str]:
+    """Say what the choice costs, if there is a budget."""
+    return [] if s.cost is None else [f"The choice costs {s.cost[0]:g} of the budget of {s.cost[1]:g}."]
 
 
 def _difference(a: Score, b: Score) -> tuple[float, float]:
@@ -153,7 +168,7 @@ def _chosen(s: Selection) -> list[Html]:
         )
     more = f" The first {SHOWN} are shown." if len(s.features) > SHOWN else ""
     how = " Chosen in folds, in halves: how often it is chosen again from a part of the rows." if folds else ""
-    parts += [tag("p", said) for said in (*similar(s), *discovered(s))]
+    parts += [tag("p", said) for said in (*spent(s), *similar(s), *discovered(s))]
     return [*parts, dim(f"Inclusion probabilities sum to k over all features.{how}{more}")]
 
 
