@@ -139,8 +139,10 @@ struct Power {
   static constexpr bool is_logistic = false, has_moves = false, has_simple_slope = false, is_smooth = false;
   static constexpr float width = 0.25f;
   float exponent, median;
+  int whole;  // the exponent if it is an integer, as it is for p = 4/3 and 3/2; else 0
   template <class T> static Power of(const Row<T>& row) {
-    return {(float)row.exponent, (float)std::pow(0.5, 1 / row.exponent)};
+    const auto a = (float)row.exponent;
+    return {a, (float)std::pow(0.5, 1 / row.exponent), a == std::floor(a) ? (int)a : 0};
   }
   template <class V> static typename V::reg reach(typename V::reg) { return V::set(1); }
   template <class T, class V> static typename V::reg certain(typename V::reg) { return V::set(1); }
@@ -148,9 +150,15 @@ struct Power {
     const auto z = V::sub(V::set(0), minus_z), one = V::set(1), tiny = V::set(Limits<float>::tiny);
     const auto inside = V::both(V::gt(z, V::set(0)), V::gt(one, z));
     const auto safe = V::max(V::min(z, one), tiny), a = V::set(exponent);
-    const auto y = small_exp<V>(V::mul(a, V::log(safe)));
+    auto y = safe, slope = one;  // z^a and z^{a − 1}
+    if (whole) {
+      for (int i = 1; i < whole; ++i) slope = y, y = V::mul(y, safe);
+    } else {
+      y = small_exp<V>(V::mul(a, V::log(safe)));
+      slope = V::div(y, safe);
+    }
     const auto above = V::gt(z, V::set(median));
-    return {V::keep(inside, V::blend(above, V::sub(one, y), y)), V::keep(inside, V::mul(a, V::div(y, safe))), above};
+    return {V::keep(inside, V::blend(above, V::sub(one, y), y)), V::keep(inside, V::mul(a, slope)), above};
   }
   // F′ = a·y^{1 − 1/a}
   template <class V> typename V::reg slope(typename V::reg y) const {
