@@ -315,6 +315,7 @@ def test_bad_input_is_said(name):
         optimizer.fit(THETA, Y)
 
 
+@pytest.mark.long
 def test_a_missing_pysindy_is_said():
     code = "import sys; sys.modules['pysindy'] = None\nimport khot.sindy"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -105,6 +105,7 @@ def test_l2x_takes_at_most_k():
     assert gate.eval().mask(torch.randn(20, 6)).sum(-1).tolist() == [2.0] * 20
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_recovery_and_scores_run(tmp_path, monkeypatch):
     monkeypatch.setattr(selection, "REAL", {"breast cancer": selection.REAL["breast cancer"]})

@@ -80,6 +80,7 @@ def image_files(folder):
     return images, labels
 
 
+@pytest.mark.long
 def test_images_are_read_and_compared(tmp_path, monkeypatch):
     images, labels = image_files(tmp_path)
     x, y = neighbors_images.read_mnist(tmp_path)
@@ -110,6 +111,7 @@ def test_the_table_of_images_is_that_of_the_results():
     assert len({row.split for row in rows}) == len(neighbors_images.PLAN.splits)
 
 
+@pytest.mark.long
 def test_memory(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["neighbors_memory.py", "--quick", "--json", "--out", str(tmp_path)])
     cases = neighbors_memory.cases

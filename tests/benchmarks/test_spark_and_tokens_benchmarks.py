@@ -46,6 +46,7 @@ def test_every_method_learns_something_and_keeps_what_it_is_told(method):
     assert row.off == 0 or method == "DTop-K"
 
 
+@pytest.mark.long
 def test_small_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         tokens, "METHODS", {name: tokens.METHODS[name] for name in ("all tokens", "σ_k, learned counts")}

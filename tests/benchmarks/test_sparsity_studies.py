@@ -24,6 +24,7 @@ def run(module, monkeypatch, capsys, tmp_path, *options):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.long
 def test_quality(monkeypatch, capsys, tmp_path):
     plan = sparsity.QUICK._replace(seeds=(0,))
     monkeypatch.setattr(sparsity, "QUICK", plan)
@@ -61,6 +62,7 @@ def test_characters(tmp_path):
     assert row.kept <= 0.1 * sum(p.numel() for p in model.parameters() if p.dim() == 2)
 
 
+@pytest.mark.long
 def test_flops(monkeypatch, capsys, tmp_path):
     rows = run(flops, monkeypatch, capsys, tmp_path)
     for row in rows:
@@ -78,6 +80,7 @@ def test_flops_are_those_of_the_layers():
     )
 
 
+@pytest.mark.long
 def test_architectures(monkeypatch, capsys, tmp_path):
     rows = run(architectures, monkeypatch, capsys, tmp_path)
     assert {row["search"] for row in rows} == set(architectures.SEARCHES)

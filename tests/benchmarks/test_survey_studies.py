@@ -19,6 +19,7 @@ def run(module, monkeypatch, capsys, tmp_path):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_study_of_coverage_runs(monkeypatch, capsys, tmp_path):
     rows = run(survey, monkeypatch, capsys, tmp_path)

@@ -188,6 +188,7 @@ def test_an_interruption_keeps_the_rows():
     assert not common.collect(iter([{"a": 2}]), into)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_checkouts():
     with checkouts.Worker(common.ROOT) as new, checkouts.Worker(common.ROOT) as old:

@@ -80,6 +80,7 @@ def test_module_answers_without_torch_as_the_command_does(words, code):
     assert "torch" not in imported
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_module_runs_commands():
     done, imported = khot_module("info")

@@ -29,6 +29,7 @@ def test_parquet_without_a_reader(tmp_path, monkeypatch):
     assert "'.[select]'" in done.stderr
 
 
+@pytest.mark.long
 def test_a_sample_of_many_rows_is_said(tmp_path):
     x = np.random.default_rng(0).standard_normal((200, 2))
     pl.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": 2 * x[:, 0]}).write_parquet(tmp_path / "a.parquet")
@@ -41,6 +42,7 @@ def test_a_sample_of_many_rows_is_said(tmp_path):
     assert "--rows must be ≥ 1; got 0" in khot(*arguments, "--rows", 0).stderr
 
 
+@pytest.mark.long
 def test_odd_files_come_through(tmp_path):
     """One feature, and a name that is not UTF-8."""
     path = tmp_path / os.fsdecode(b"bad\xff.csv")
@@ -50,6 +52,7 @@ def test_odd_files_come_through(tmp_path):
     assert "RFE" not in done.stdout
 
 
+@pytest.mark.long
 def test_standard_input_and_what_was_assumed_of_it():
     """A German file with a copy of the target, a constant, names, and a column twice."""
     lines, x = ["alter;größe;groß;kopie;eins;name;ziel"], np.random.default_rng(0).standard_normal((40, 3))
@@ -269,6 +272,7 @@ def test_the_digits_in_a_terminal():
     assert re.search(r"This took \d+ s\.\nNext", done.stdout)
 
 
+@pytest.mark.long
 def test_a_table_of_your_own_ends_with_a_link_a_sentence_and_the_time(table, tmp_path):
     done = khot(table, "--target", "label", "-k", 2, "--report", tmp_path / "r.html")
     assert f"Report, with pictures: {(tmp_path / 'r.html').as_uri()}" in done.stdout.replace("\n", "").replace(
@@ -280,6 +284,7 @@ def test_a_table_of_your_own_ends_with_a_link_a_sentence_and_the_time(table, tmp
     assert "XOR" not in done.stdout
 
 
+@pytest.mark.long
 def test_progress_says_where_it_goes():
     """ "1 features too many" meant nothing to a reader."""
     from khot.jobs import select as job

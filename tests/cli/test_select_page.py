@@ -52,6 +52,7 @@ def test_the_report_in_a_browser(table, tmp_path):
     assert wide <= screen  # nothing hangs over the side
 
 
+@pytest.mark.long
 def test_the_report_is_whole_and_alone(table, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["khot", "select", "my table.csv", "-k", "2"])
     report = tmp_path / "report.html"

@@ -19,6 +19,7 @@ def visits(tmp_path):
     return tmp_path / "visits.csv"
 
 
+@pytest.mark.long
 def test_weights_groups_of_rows_and_several_targets(visits):
     """The last --target won in silence, and there were no options for the others."""
     given = ("--target", "pain", "--target", "sleep", "--rows-of", "who", "--weight", "share", "-k", 2, "--json")
@@ -29,6 +30,7 @@ def test_weights_groups_of_rows_and_several_targets(visits):
     assert all(feature["loss"] > 0.1 for feature in found["selected"])
 
 
+@pytest.mark.long
 def test_what_is_too_dear_is_said(visits):
     (visits.parent / "costs.csv").write_text("a;9\nb;1\nc;1,5\n")
     drop = ("--drop", "sleep", "--drop", "who", "--drop", "share")

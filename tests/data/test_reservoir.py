@@ -42,6 +42,7 @@ def test_weights_are_those_of_the_whole_stream(parts):
         assert any(((r.weights / expected[r.indices] - 1).abs() > 1e-3).any() for r in broken)
 
 
+@pytest.mark.long
 def test_frequencies_are_the_inclusion_probabilities():
     rounds, p = 2000, khot.inclusion_probs(SIZES, 4)
     for parts, kind in (([1] * 12, Reservoir), ([7, 5], Reservoir), ([1] * 12, Forgetful)):

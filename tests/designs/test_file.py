@@ -129,6 +129,7 @@ for n in map(int, sys.argv[2:]):
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_the_memory_does_not_grow_with_the_file(tmp_path):

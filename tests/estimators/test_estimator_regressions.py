@@ -43,6 +43,7 @@ def test_sizes_of_nought_and_infinite_scores(estimator):
     assert gradient[0] == gradient[2] == 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("design", [PlackettLuce, Pareto])
 def test_designs_whose_mean_had_no_gradient_were_biased(design):

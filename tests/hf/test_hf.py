@@ -312,6 +312,7 @@ def test_a_wrapped_route_that_loses_experts_is_refused_before_any_router_changes
     assert [type(module) for module in model.modules()] == kinds
 
 
+@pytest.mark.long
 def test_the_table_of_families_is_true():
     """docs/tables/router-families.md, where the installed transformers has the same routers."""
     from benchmarks import router_families
@@ -340,6 +341,7 @@ def test_a_wrong_scale_is_not_taken_for_the_own_rule(monkeypatch):
     assert router_families.tried(*case).own_rule == ""
 
 
+@pytest.mark.long
 @pytest.mark.compile
 @pytest.mark.parametrize("sample", [False, True])
 @pytest.mark.parametrize(

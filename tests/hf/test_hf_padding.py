@@ -280,6 +280,7 @@ def test_masks_that_do_not_fit_the_tokens_of_a_router_are_refused():
     part(hidden, attention_mask=torch.ones(3, 10))
 
 
+@pytest.mark.long
 @pytest.mark.compile
 def test_swapped_models_with_padding_compile_whole():
     model = make(routing.balanced_sigma_topk)

@@ -97,6 +97,7 @@ print(*read_table(Path(sys.argv[1]), None, (), Reading(rows=rows)).x.shape, peak
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_a_parquet_file_is_not_held_in_memory(tmp_path):
     """320 MB of numbers: a sample takes less than half of that, and the whole table more (the control)."""

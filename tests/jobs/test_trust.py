@@ -56,6 +56,7 @@ def table_of(x, y, names=None, **more):
     return Table("a test", names or [f"x{i}" for i in range(x.shape[1])], x, y, "y", [], None, **more)
 
 
+@pytest.mark.long
 def test_what_is_said_of_a_choice():
     x = noise(n=5)
     y = np.array(["no", "yes"], dtype=object)[(x[:, 0] + 0.4 * x[:, 1] > 0).astype(int)]
@@ -151,6 +152,7 @@ def test_categories_of_noise_do_not_leak_the_target(monkeypatch, task):
     assert score.mean > chance + 0.2
 
 
+@pytest.mark.long
 def test_classes_of_few_rows_can_encode_a_category():
     """Five folds of classes with three rows each were an error."""
     codes, y = (np.arange(42) % 21).astype(float)[:, None], (np.arange(42) % 14).astype(str).astype(object)
@@ -160,6 +162,7 @@ def test_classes_of_few_rows_can_encode_a_category():
     assert np.isfinite(result.scores["khot"].folds).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("classes", [2, 3])
 def test_a_category_that_matters_is_found(classes):
     generator = np.random.default_rng(0)

@@ -68,6 +68,7 @@ def test_rows_of_one_group_were_on_both_sides(task):
     assert len(splits(x, np.arange(60) % 2, task, 5, groups)) == 5
 
 
+@pytest.mark.long
 def test_a_selection_with_weights_groups_and_several_targets():
     """Rows with little weight contradict the others: without the weights, the other column is chosen."""
     rng = np.random.default_rng(0)

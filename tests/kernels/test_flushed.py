@@ -34,6 +34,7 @@ print("ended")
 """
 
 
+@pytest.mark.long
 def test_rows_of_the_smallest_numbers_end_where_subnormals_are_zero():
     if not torch.set_flush_denormal(False):
         pytest.skip("this processor does not flush subnormal numbers")

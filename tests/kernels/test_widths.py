@@ -74,6 +74,7 @@ def test_samples_from_probabilities_have_the_same_bits(design, hold):
     assert all(torch.equal(drawn[0], other) for other in drawn[1:])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["normal", "ties", "equal"])
 @pytest.mark.parametrize(("n", "k"), [(64, 8), (1000, 100), (100_000, 1000)])
 def test_samples_from_scores_seldom_differ(n, k, kind):

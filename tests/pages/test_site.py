@@ -34,6 +34,7 @@ def files_of(folder):
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
 
 
+@pytest.mark.long
 def test_links_anchors_and_images(site):
     pages = html_pages(site)
     assert len(pages) > 20

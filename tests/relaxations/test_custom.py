@@ -21,16 +21,19 @@ GUMBEL = khot.relaxation(
 )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_student_keeps_every_law():
     check_relaxation(STUDENT, symmetric=True)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_gumbel_keeps_every_law():
     check_relaxation(GUMBEL, symmetric=False, quantile=lambda p: -(-p.log()).log())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_formula_that_overflows_in_its_derivative():
     check_relaxation(khot.relaxation(lambda z: torch.exp(-torch.exp(-z))), symmetric=False)

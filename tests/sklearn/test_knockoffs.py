@@ -54,6 +54,7 @@ def simulate(task, select, runs=RUNS, r=0.4):
     return np.array(false), np.array(power)
 
 
+@pytest.mark.long
 def test_false_discoveries_are_rare_enough_and_true_ones_are_found():
     """FDR ≤ q within two standard errors of the simulation; the power is stated in the docs."""
     false, power = simulate("regression", lambda x, y, seed: knockoffs(x, y, Q, seed=seed).selected)
@@ -61,6 +62,7 @@ def test_false_discoveries_are_rare_enough_and_true_ones_are_found():
     assert power.mean() > 0.85
 
 
+@pytest.mark.long
 def test_classes():
     select = lambda x, y, seed: knockoffs(x, y, Q, task="classification", seed=seed).selected  # noqa: E731
     false, power = simulate("classification", select, runs=8)

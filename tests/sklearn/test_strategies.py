@@ -161,6 +161,7 @@ def test_scores_of_judges_are_of_rows_held_out():
     assert judged(caught[0], 0, units)["linear"] > 0.2
 
 
+@pytest.mark.long
 def test_k_from_the_data():
     x = normal(400, 12)
     y = x[:, 1] - 2 * x[:, 4] + x[:, 6] + 0.5 * normal(400, 1, 1)[:, 0]
@@ -181,6 +182,7 @@ def test_groups_count_as_one():
     assert chosen(1, x, x[:, 1] * x[:, 2], groups=[[0, 3, 8], [1, 2]]) == [1, 2]  # they matter together
 
 
+@pytest.mark.long
 def test_several_targets_sparse_columns_and_groups_of_rows():
     x = normal(400, 12)
     assert chosen(3, x, np.column_stack([x[:, 3] + x[:, 4], x[:, 5]])) == [3, 4, 5]
