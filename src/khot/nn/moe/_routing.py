@@ -74,7 +74,9 @@ class BoundRoute:
     def __call__(self, logits: Tensor, k: int, *, training: bool, mask: Tensor | None = None, **given: Any) -> Routing:
         """Route scores (…, width), with those of the options given that the route takes and that are not None."""
         given["mask"] = mask
-        given |= {"num_experts": self.n, "training": training, "sample": None if training else False}
+        given |= {"num_experts": self.n, "training": training}
+        if not training:
+            given["sample"] = False
         options = {name: value for name, value in given.items() if name in self.takes and value is not None}
         routing = self.route(logits, k, **options)
         if (found := routing.probs.shape[-1]) != self.n:

@@ -1,4 +1,4 @@
-"""`sigma_topk(margin=True)`: weights against the best expert that was not chosen."""
+"""The options of `sigma_topk`: weights against the best expert that was not chosen, and a share of samples."""
 
 from functools import partial
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import khot
-from khot.nn import MoE, Router, routing
+from khot.nn import MoE, Router, Schedule, routing, schedules
 
 
 def seeded(seed=0):
@@ -95,3 +95,77 @@ def test_only_the_chosen_expert_runs():
     moe = MoE(Router(6, 4, 1, route=partial(routing.sigma_topk, margin=True)), [Spy() for _ in range(4)])
     moe(torch.randn(20, 6, generator=seeded()))
     assert sum(seen) == 20
+
+
+@pytest.mark.parametrize("k", [1, 2, 7])
+@pytest.mark.parametrize("share", [0.3, torch.tensor(0.3), 1])
+def test_a_share_of_samples_is_between_the_largest_and_a_sample(k, share):
+    x = logits(1).expand(20_000, 8)
+    found = routing.sigma_topk(x, k, sample=share, generator=seeded())
+    largest = torch.zeros(8).index_fill(0, routing.sigma_topk(x[0], k).indices, 1.0)
+    expected = float(share) * found.probs[0] + (1 - float(share)) * largest
+    torch.testing.assert_close(routing.load(found) / 20_000, expected, rtol=0, atol=0.015)
+    assert (found.indices.sort(-1).values.diff(dim=-1) > 0).all()  # k different experts
+    if share != 1:  # a negative control: all of it sampled is another law
+        assert (expected - found.probs[0]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("route", [routing.sigma_topk, routing.balanced_sigma_topk])
+@pytest.mark.parametrize("share", [0, 0.0, torch.tensor(0.0)])
+def test_no_share_of_samples_is_the_hard_choice(route, share):
+    x = logits()
+    x[3] = -torch.inf
+    x[3, :2] = 1.0
+    hard, none = route(x, 2), route(x, 2, sample=share)
+    assert torch.equal(hard.indices.sort(-1).values, none.indices.sort(-1).values)
+    assert (route(x, 2, sample=1.0, generator=seeded()).indices.sort(-1).values != hard.indices.sort(-1).values).any()
+
+
+def test_a_router_samples_the_share_that_a_schedule_says_in_training_alone():
+    router = Router(16, 8, 2, share=0.0)
+    x = torch.randn(200, 16, generator=seeded())
+    hard = router(x).indices.sort(-1).values
+    schedule = Schedule(router, "share", 0.0, 1.0, steps=4, shape=schedules.between(schedules.linear, 0.25, 0.75))
+    moved = []
+    for _ in range(5):
+        moved.append(int((router(x, generator=seeded()).indices.sort(-1).values != hard).any(-1).sum()))
+        schedule.step()
+    assert moved[0] == moved[1] == 0
+    assert 20 < moved[2] < 0.8 * moved[3]
+    assert moved[3] == moved[4]
+    assert torch.equal(router.eval()(x).indices.sort(-1).values, hard)
+    assert router.state_dict()["share"] == 1
+    assert "share" not in Router(16, 8, 2).state_dict()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda: routing.sigma_topk(logits(), 2, sample=1.5), ValueError, "`sample` must satisfy 0 ≤ sample ≤ 1"),
+        (lambda: routing.sigma_topk(logits(), 2, sample=torch.ones(50)), ValueError, "`sample` must be one number"),
+        (lambda: routing.balanced_sigma_topk(logits(), 2, sample=torch.tensor(1)), TypeError, "`sample` must be a fl"),
+        (lambda: Router(16, 8, 2, share=2.0), ValueError, "`share` must satisfy 0 ≤ share ≤ 1"),
+        (lambda: Router(16, 8, 2, route=routing.softmax_topk, share=0.5), ValueError, "softmax_topk takes none"),
+        (lambda: Schedule(Router(16, 8, 2, share=0.0), "share", 0.0, 1.0, steps=3), ValueError, "`start` must be > 0"),
+        (lambda: Schedule(Router(16, 8, 2, share=0.0), "share", -1.0, 1.0, steps=3), ValueError, "`start` must be ≥ 0"),
+    ],
+)
+def test_bad_shares(call, error, says):
+    with pytest.raises(error, match=says):
+        call()
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("route", [routing.sigma_topk, routing.balanced_sigma_topk])
+def test_a_share_that_moves_is_no_constant_of_the_graph(route):
+    router = Router(16, 8, 2, route=route, share=0.0)
+    x = torch.randn(200, 16, generator=seeded())
+    compiled = torch.compile(router, fullgraph=True, backend="aot_eager")
+    hard = router(x).indices.sort(-1).values
+    assert torch.equal(compiled(x).indices.sort(-1).values, hard)
+    router.share.fill_(1.0)
+    found = compiled(x)
+    assert (found.indices.sort(-1).values != hard).any(-1).float().mean() > 0.2
+    found.weights.square().sum().backward()
+    assert router.weight.grad.isfinite().all()
+    assert router.weight.grad.any()
