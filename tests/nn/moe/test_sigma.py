@@ -169,3 +169,17 @@ def test_a_share_that_moves_is_no_constant_of_the_graph(route):
     found.weights.square().sum().backward()
     assert router.weight.grad.isfinite().all()
     assert router.weight.grad.any()
+
+
+@pytest.mark.compile
+def test_a_capacity_beside_a_mask_compiles_whole_and_is_checked_as_it_runs():
+    router = Router(16, 8, 2, route=partial(routing.balanced_sigma_topk, capacity=6.0))
+    x, mask = torch.randn(30, 16, generator=seeded()), torch.arange(30) % 3 != 0  # 20 tokens, 5 for each expert
+    compiled = torch.compile(router, fullgraph=True, backend="aot_eager")
+    found, expected = compiled(x, mask=mask), router(x, mask=mask)
+    assert torch.equal(found.indices, expected.indices)
+    torch.testing.assert_close(found.weights, expected.weights)
+    with pytest.raises(ValueError, match=r"`capacity` must be ≥ 7\.5"):
+        router(x, mask=torch.ones(30, dtype=torch.bool))
+    with pytest.raises(RuntimeError, match="assertion failed for expression u0 <= 24"):
+        compiled(x, mask=torch.ones(30, dtype=torch.bool))
