@@ -110,6 +110,8 @@ class Contender(NamedTuple):
     """Experts a token, for it to differ from another contender."""
     joint: bool = False
     """Whether it looks at all tokens at once."""
+    late: bool = False
+    """Whether it samples data that were read often alone."""
 
     @property
     def balances(self) -> tuple[float, ...]:
@@ -126,6 +128,16 @@ def _always(route: Route) -> Callable[[int], Route]:
 def _normalized(route: Route, **options: bool) -> Callable[[int], Route]:
     """Weights sum to 1, but for k = 1: a weight of 1 teaches the router nothing."""
     return lambda k: partial(route, normalize=k > 1, **options)
+
+
+LATE = (10, 30)
+"""From which reading of the data to which the share of samples rises from none to all, for routers that are late."""
+
+
+def share_after(reads: float) -> float:
+    """How much of the choice is sampled once the data were read so often, for routers that are late."""
+    begin, end = LATE
+    return min(1.0, max(0.0, (reads - begin) / (end - begin)))
 
 
 def softmax_weights(logits: Tensor, k: int, *, sample: bool = True) -> r.Routing:
@@ -149,6 +161,9 @@ ROUTERS = {
     "sigma_topk, margin": Contender(_always(partial(r.sigma_topk, margin=True)), r.importance_loss),
     "sigma_topk, margin, sampled": Contender(
         _always(partial(r.sigma_topk, margin=True, sample=True)), r.importance_loss
+    ),
+    "sigma_topk, sampled late": Contender(
+        lambda k: partial(r.sigma_topk, margin=k == 1, normalize=k > 1), r.importance_loss, late=True
     ),
     "sigma_topk, weights π": Contender(_always(r.sigma_topk), r.importance_loss, least=2),
     "sigma_topk, straight-through": Contender(_normalized(r.sigma_topk, straight_through=True), r.importance_loss),
@@ -223,6 +238,7 @@ class Mixtures(nn.Module):
     """For each member, eight experts behind a router."""
 
     bias: Tensor
+    share: Tensor
 
     def __init__(
         self, contender: Contender, k: int, problem: Problem, seeds: Sequence[int], temperature: Sequence[float]
@@ -239,10 +255,13 @@ class Mixtures(nn.Module):
         self.weight = _uniform(generators, inputs, inputs, width)
         self.register_buffer("temperature", torch.tensor(temperature).view(-1, 1, 1))
         self.register_buffer("bias", torch.zeros(len(seeds), EXPERTS))
+        self.register_buffer("share", torch.zeros(()))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Routings]:
         """Tokens (members, tokens, inputs) → (members, tokens, outputs), and the routing."""
-        given = {"num_experts": EXPERTS, "training": self.training} | ({} if self.training else {"sample": False})
+        given: dict[str, Any] = {"num_experts": EXPERTS, "training": self.training}
+        if self.contender.late or not self.training:
+            given["sample"] = self.share if self.training else False
         call = partial(self.route, k=self.k, **{name: v for name, v in given.items() if name in self.takes})
         logits = x @ self.weight / self.temperature
         if self.contender.biased or self.contender.joint:
@@ -318,6 +337,8 @@ def train(
             found.append((step, measure(model, one, test_x, test_y)))
         if step == steps:
             break
+        if contender and contender.late:
+            model.share.fill_(share_after(step * BATCH / len(one.x)))
         drawn = {seed: torch.randint(len(one.x), (BATCH,), generator=each) for seed, each in batches.items()}
         batch = torch.stack([drawn[seed] for seed in seeds])
         output, routing = model(x[rows, batch])

@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from benchmarks import common
 from benchmarks.common import mean_and_error
-from benchmarks.moe_problems import EXPERTS, ROUTERS, Contender
+from benchmarks.moe_problems import EXPERTS, ROUTERS, Contender, share_after
 from khot.bench import markdown_table
 from khot.nn import MoE, Router
 from khot.nn import routing as r
@@ -96,8 +96,9 @@ class Block(nn.Module):
         if contender is None:
             self.experts = _expert(k)
         else:
-            experts = [_expert(1) for _ in range(EXPERTS)]
-            self.experts = MoE(Router(DIM, EXPERTS, k, route=contender.route(k), biased=contender.biased), experts)
+            experts, share = [_expert(1) for _ in range(EXPERTS)], 0.0 if contender.late else None
+            router = Router(DIM, EXPERTS, k, route=contender.route(k), biased=contender.biased, share=share)
+            self.experts = MoE(router, experts)
 
     def forward(self, x: Tensor) -> tuple[Tensor, r.Routing | None]:
         """(sequences, places, dim) → the same, and the routing."""
@@ -139,7 +140,10 @@ def run_one(text: Tensor, name: str, k: int, seed: int, steps: int, first: int |
     adam = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(adam, RATE, total_steps=steps, pct_start=0.1)
     generator = torch.Generator().manual_seed(seed)
-    for _ in range(steps):
+    for step in range(steps):
+        if contender is not None and contender.late:
+            for block in model.blocks:
+                block.experts.router.share.fill_(share_after(step * BATCH * CONTEXT / len(training)))
         starts = torch.randint(len(training) - CONTEXT, (BATCH,), generator=generator)
         window = training[starts[:, None] + torch.arange(CONTEXT + 1)]
         scores, routings = model(window[:, :-1])

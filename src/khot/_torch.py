@@ -102,6 +102,11 @@ def require_values(what: str, *tensors: Any) -> None:
         raise NotImplementedError(f"{what} depends on the values of tensors, and {reason}. Use torch.compile.")
 
 
+def assert_in_graph(condition: Any, message: str) -> None:
+    """Raise unless a condition on sizes holds; in a compiled graph that cannot know them before, when it runs."""
+    torch._check(condition, lambda: message)
+
+
 class _Snapshot:
     """Keep the values of a tensor at a moment; without values it is unequal to all others."""
 

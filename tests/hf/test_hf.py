@@ -141,9 +141,10 @@ def test_the_count_of_a_swapped_router_may_change():
     assert model.get_submodule(name)(torch.randn(20, 32))[2].shape == (20, 3)
 
 
-def test_samples_are_for_training_alone():
+@pytest.mark.parametrize("sample", [True, torch.tensor(0.5)])
+def test_samples_are_for_training_alone(sample):
     model = make("Mixtral")
-    khot.hf.swap_routers(model, partial(routing.sigma_topk, sample=True))
+    khot.hf.swap_routers(model, partial(routing.sigma_topk, sample=sample))
     with torch.no_grad():
         assert torch.equal(model(TOKENS).logits, model(TOKENS).logits)
         model.train()

@@ -53,6 +53,7 @@ LAYERS = {
     "Choice": lambda: Choice([nn.Identity(), nn.Linear(8, 8)]),
     "Router": partial(Router, 8, 4, 2),
     "Router with a bias": partial(Router, 8, 4, 2, biased=True),
+    "Router with a share": partial(Router, 8, 4, 2, share=0.5),
     "MoE": lambda: MoE(Router(8, 4, 2), [nn.Linear(8, 8) for _ in range(4)]),
     **{f"SparseAutoencoder {kind}": partial(autoencoder, kind=kind) for kind in ("topk", "batch", "feature")},
     "SparseAutoencoder learned": partial(autoencoder, learn_k=True, kind="batch"),

@@ -21,13 +21,15 @@ def geometric(start: float, end: float, fraction: float) -> float:
     """Return `start · (end/start)^fraction`: steps of equal ratio.
 
     Args:
-        start, end: the value at first and at last.
+        start, end: the value at first and at last, > 0; from or to 0, take `linear`.
         fraction: of the way, in [0, 1].
 
     Examples:
         >>> geometric(10.0, 0.1, 0.5)
         1.0
     """
+    _check.positive("start", start)
+    _check.positive("end", end)
     return float(start * (end / start) ** fraction)
 
 
@@ -94,8 +96,8 @@ class Schedule:
     Args:
         module: the module that owns the buffer.
         name: of the buffer; an integer buffer gets the nearest integer.
-        start: the value at first.
-        end: the value after `steps` steps and from then on.
+        start: the value at first, > 0; or 0 if it is no temperature and the shape is not geometric.
+        end: the value after `steps` steps and from then on; 0 as for `start`.
         steps: how many steps it takes; 0 is at the end at once.
         shape: the way between, a function of start, end and the fraction of the way in [0, 1]:
             `khot.nn.schedules.geometric`, `khot.nn.schedules.linear` or one of your own.
@@ -117,8 +119,9 @@ class Schedule:
         if name not in buffers:
             known = ", ".join(map(repr, buffers)) or "it has none"
             raise ValueError(f"`name` must be a buffer of {type(module).__name__} ({known}); got {name!r}.")
-        _check.positive("start", start)
-        _check.positive("end", end)
+        check = _check.positive if name == "temperature" else _check.not_negative
+        check("start", start)
+        check("end", end)
         _check.at_least("steps", steps, 0)
         self._module, self._name, self._shape = module, name, shape
         self._start, self._end, self._steps = float(start), float(end), int(steps)

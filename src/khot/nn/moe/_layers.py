@@ -29,6 +29,8 @@ class Router(KeepsPrecision):
         biased: keep a `bias` buffer and choose by it (`sigmoid_gates`, `softmax_topk`, `sigma_topk`); call
             `khot.nn.routing.update_bias(router.bias, routing)` after each step of the optimiser. The bias stays in
             float32 or wider when the router is cast, because its steps are small.
+        share: keep a `share` buffer, and give it to the route as `sample` in training: how much of the choice is
+            sampled (`sigma_topk`, `balanced_sigma_topk`). A `khot.nn.Schedule` moves it.
 
     Examples:
         >>> router = Router(16, 8, 2)
@@ -38,8 +40,18 @@ class Router(KeepsPrecision):
     """
 
     bias: Tensor
+    share: Tensor
 
-    def __init__(self, dim: int, num_experts: int, k: int, *, route: Route = sigma_topk, biased: bool = False) -> None:
+    def __init__(
+        self,
+        dim: int,
+        num_experts: int,
+        k: int,
+        *,
+        route: Route = sigma_topk,
+        biased: bool = False,
+        share: float | None = None,
+    ) -> None:
         super().__init__()
         _check.at_least("dim", dim, 1)
         _check.at_least("num_experts", num_experts, 1)
@@ -51,9 +63,15 @@ class Router(KeepsPrecision):
         if biased and "bias" not in self._bound.takes:
             which = "a `route` that takes a bias, such as sigmoid_gates or sigma_topk"
             raise ValueError(f"`biased` needs {which}; {name_of(route)} takes none.")
+        if share is not None:
+            _check.fraction("share", share)
+            if "sample" not in self._bound.takes:
+                which = "a `route` that takes a sample, such as sigma_topk"
+                raise ValueError(f"`share` needs {which}; {name_of(route)} takes none.")
         bound = 1 / math.sqrt(dim)
         self.weight = nn.Parameter(torch.empty(self._bound.width, int(dim)).uniform_(-bound, bound))
         self.register_buffer("bias", torch.zeros(self.num_experts, dtype=wide_dtype()) if biased else None)
+        self.register_buffer("share", None if share is None else torch.tensor(float(share), dtype=wide_dtype()))
 
     @property
     def route(self) -> Route:
@@ -72,7 +90,7 @@ class Router(KeepsPrecision):
             weight = widened(self.weight)
             x = x if mask is None else x.masked_fill(~mask[..., None], 0)  # padding may be NaN
             logits = linear(x.to(weight.dtype), weight)
-            given = {"bias": self.bias, "generator": generator}
+            given = {"bias": self.bias, "generator": generator, "sample": self.share}
             return self._bound(logits, self.k, training=self.training, mask=mask, **given)
 
     def extra_repr(self) -> str:

@@ -1,5 +1,7 @@
 """Routes: by σ_k, and as models have them: softmax, sigmoid gates with a bias, noise, expert choice, binary codes."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
@@ -22,7 +24,7 @@ def sigma_topk(
     *,
     temperature: float | Tensor = 1.0,
     bias: Tensor | None = None,
-    sample: bool = False,
+    sample: bool | float | Tensor = False,
     straight_through: bool = False,
     normalize: bool = False,
     margin: bool = False,
@@ -38,7 +40,9 @@ def sigma_topk(
         k: experts for each token.
         temperature: T > 0; larger spreads the gradient over more experts.
         bias: (n), prices of experts with the sign changed, added to the logits; see `update_bias`.
-        sample: choose k at random instead, expert i with probability π_i exactly.
+        sample: choose k at random instead, expert i with probability π_i exactly. A number s in [0, 1], or a tensor of
+            one, samples less: the probability is then s·π_i, plus 1 − s if expert i is one of the k largest. A `Router`
+            with `share=` moves s in training.
         straight_through: weights are 1 forward (1/k normalised), with the gradient of π.
         normalize: weights in proportion to `π·exp(logits/T)`, with sum 1: one expert can have nearly all of it, which
             π, at most 1 and k in total, does not allow, and still all scores get a gradient. With k = 1 the weight is
@@ -64,11 +68,12 @@ def sigma_topk(
     if margin and straight_through:
         raise ValueError("`margin` must be False with `straight_through`, whose weights are all equal; got True.")
     probs = sigmoid_topk(logits if bias is None else logits + bias.detach(), k, temperature=temperature)
-    if sample and probs.numel():
-        certain = probs.detach().to(torch.float64).nan_to_num(k / probs.shape[-1])  # the weights will tell of NaN
-        indices = select.order(Pivotal(certain, k, validate_args=False).sample(generator=generator))[..., :k]
-    else:
-        indices = probs.detach().topk(k, -1).indices
+    indices = probs.detach().topk(k, -1).indices
+    if sample is not False and probs.numel():
+        wanted = probs.detach().to(torch.float64).nan_to_num(k / probs.shape[-1])  # the weights will tell of NaN
+        if sample is not True:
+            wanted = torch.zeros_like(wanted).scatter(-1, indices, 1.0).lerp(wanted, _share(sample, wanted))
+        indices = select.order(Pivotal(wanted, k, validate_args=False).sample(generator=generator))[..., :k]
     if margin and k < probs.shape[-1]:  # the best of the rest is the last
         best = probs.detach().scatter(-1, indices, -1.0).argmax(-1, keepdim=True)
         both = torch.cat([indices, best], -1)
@@ -81,6 +86,17 @@ def sigma_topk(
     elif normalize or margin:
         weights = _normalized(logits.gather(-1, indices), weights, temperature)
     return Routing(logits, weights, indices, probs)
+
+
+def _share(sample: float | Tensor, like: Tensor) -> Tensor:
+    """Return how much of the choice is sampled, a number in [0, 1], as a tensor."""
+    if isinstance(sample, Tensor):
+        _check.floating("sample", sample)
+        if sample.numel() != 1:
+            raise ValueError(f"`sample` must be one number; got a tensor of shape {tuple(sample.shape)}.")
+    else:
+        _check.fraction("sample", sample)
+    return torch.as_tensor(sample, dtype=like.dtype, device=like.device).detach().reshape(())
 
 
 def _normalized(x: Tensor, probs: Tensor, temperature: float | Tensor) -> Tensor:
@@ -100,7 +116,7 @@ def balanced_sigma_topk(
     *,
     capacity: float | None = None,
     temperature: float | Tensor = 1.0,
-    sample: bool = False,
+    sample: bool | float | Tensor = False,
     straight_through: bool = False,
     normalize: bool = False,
     margin: bool = False,
@@ -145,7 +161,7 @@ def balanced_sigma_topk(
         counted = counted.masked_fill(~mask.reshape(-1, 1), torch.nan)  # which prices leave out
     heat = torch.as_tensor(temperature, dtype=torch.float64, device=logits.device).detach().reshape(())
     price = ops.prices(counted, k, capacity, heat, total)
-    how = {"sample": sample, "straight_through": straight_through, "normalize": normalize, "margin": margin}
+    how: Any = {"sample": sample, "straight_through": straight_through, "normalize": normalize, "margin": margin}
     bias = -price.to(logits.dtype)
     return present(sigma_topk(logits, k, temperature=temperature, bias=bias, generator=generator, **how), mask)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ... import _check
 from ..._math.prices import HERE, Total
 from ..._shape import Group
-from ..._torch import require_values, warn_of_ranks
+from ..._torch import assert_in_graph, require_values, warn_of_ranks
 
 
 class Routing(NamedTuple):
@@ -74,7 +74,9 @@ class BoundRoute:
     def __call__(self, logits: Tensor, k: int, *, training: bool, mask: Tensor | None = None, **given: Any) -> Routing:
         """Route scores (…, width), with those of the options given that the route takes and that are not None."""
         given["mask"] = mask
-        given |= {"num_experts": self.n, "training": training, "sample": None if training else False}
+        given |= {"num_experts": self.n, "training": training}
+        if not training:
+            given["sample"] = False
         options = {name: value for name, value in given.items() if name in self.takes and value is not None}
         routing = self.route(logits, k, **options)
         if (found := routing.probs.shape[-1]) != self.n:
@@ -117,6 +119,10 @@ def check_bias(bias: Tensor | None, n: int) -> None:
 def check_capacity(capacity: float, tokens: int, n: int, k: int) -> float:
     """Return a capacity of n experts as a float; raise if they cannot take k·tokens assignments with it."""
     _check.number("capacity", capacity, "a number or None")
+    if torch.compiler.is_compiling():  # tokens that a mask leaves in are counted in the graph, and checked there
+        places = math.floor(min(capacity * n * (1 + 1e-12), 2.0**62))
+        assert_in_graph(k * tokens <= places, "`capacity` must be ≥ k·tokens/experts.")
+        return float(capacity)
     capacity, mean = float(capacity), k * tokens / n
     if not capacity >= mean * (1 - 1e-12):
         dropped = math.ceil(tokens * k - max(0, capacity) * n)
