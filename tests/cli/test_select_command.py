@@ -227,7 +227,7 @@ def test_json_is_one_object(table, tmp_path):
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert set(found) == {"selected", "scores", "task", "k", "seed", "report", "complete"} | {
-        *("candidates", "curve", "discoveries", "notes", "warnings")
+        *("candidates", "cost", "curve", "discoveries", "notes", "warnings")
     }
     assert found["complete"]
     assert (len(found["notes"]), found["warnings"]) == (3, [])
@@ -278,7 +278,7 @@ def test_a_table_of_your_own_ends_with_a_link_a_sentence_and_the_time(table, tmp
     assert f"Report, with pictures: {(tmp_path / 'r.html').as_uri()}" in done.stdout.replace("\n", "").replace(
         "pictures:f", "pictures: f"
     )
-    assert "features of 6 keep" in done.stdout
+    assert "features of 6 reach" in done.stdout
     assert re.search(r"This took \d+ s\.\n$", done.stdout)
     assert "Next" not in done.stdout  # they did that just now
     assert "XOR" not in done.stdout

@@ -49,8 +49,10 @@ inline int64_t pack_columns(const Row<float>* rows, unsigned wanted, FloatMask l
 
 // The scores of rank r = ⌈k⌉ and ⌊k⌋ + 1 (1 = largest) of each row, between two that occur: two times where the rank lies
 // if the scores between are spread evenly, and then half way between their keys. After a few passes the scores that are
-// left are packed. Rows that are not `wanted` may get any number.
-inline void select_columns(const Row<float>* given, const Columns& rows, unsigned wanted, Floats* upper, Floats* lower) {
+// left are packed. `share`: what is left of k for each of the scores that are equal to that of rank r, ½ if it is alone.
+// Rows that are not `wanted` may get any number.
+inline void select_columns(const Row<float>* given, const Columns& rows, unsigned wanted, Floats* upper, Floats* lower,
+                           Floats* share) {
   using V = Vec<float>;
   using Distance = FloatBits;
   FloatMask rank{}, is_integer{};
@@ -84,9 +86,9 @@ inline void select_columns(const Row<float>* given, const Columns& rows, unsigne
     FloatMask beneath = (FloatMask)((Distance)low + (((Distance)high - (Distance)low) >> 1));
     if (i % 3 != 2) {
       const auto most = column_of(high), all = V::sub(column_of(low), most);
-      const auto share = (__builtin_convertvector(rank - above, Floats) - 0.5f) /
-                         __builtin_convertvector(reached - above, Floats);
-      const FloatMask key = column_key(V::fma(share, all, most)), last = high - 1;
+      const auto way = (__builtin_convertvector(rank - above, Floats) - 0.5f) /
+                       __builtin_convertvector(reached - above, Floats);
+      const FloatMask key = column_key(V::fma(way, all, most)), last = high - 1;
       beneath = key > low ? key : low;
       beneath = beneath < last ? beneath : last;
     }
@@ -110,6 +112,8 @@ inline void select_columns(const Row<float>* given, const Columns& rows, unsigne
   }
   *upper = column_of(low);
   *lower = V::blend(is_integer & (reached == rank), column_of(before), *upper);
+  const auto part = (rows.k - __builtin_convertvector(above, Floats)) / __builtin_convertvector(reached - above, Floats);
+  *share = V::blend((low == high) & (reached - above > 1), part, V::set(0.5f));
 }
 
 struct ColumnTails {
@@ -175,8 +179,8 @@ inline unsigned sure_group(const Row<float>* given, int count, float* const* out
   }
   const auto reach = Logistic::reach<V>(V::div(finite, shares));
   const auto certain = Logistic::certain<float, V>(finite);
-  Floats upper, lower;
-  select_columns(given, rows, V::lanes(usable), &upper, &lower);
+  Floats upper, lower, share;
+  select_columns(given, rows, V::lanes(usable), &upper, &lower, &share);
   const auto gap = V::mul(V::sub(upper, lower), scale), middle = V::fma(half, upper, V::mul(half, lower));
   const auto is_wide = V::gt(gap, V::mul(V::set(2), V::add(reach, certain)));
 
@@ -203,7 +207,10 @@ inline unsigned sure_group(const Row<float>* given, int count, float* const* out
              rounding =
                  V::max(V::mul(V::set(eps / 8), V::min(rows.k, one)), V::set(Limits<float>::tiny * (float)rows.n));
   auto low = V::sub(zero, V::add(gap, reach)), high = reach, last = V::sub(high, low);
-  auto shift = V::blend(is_wide, zero, V::mul(half, V::add(low, high))), step = zero;
+  // It begins half way between the two scores, or where those that are equal have what is left of k.
+  const auto begin = V::log(V::div(V::sub(one, share), share));
+  const auto is_tied = V::both(V::both(V::ge(zero, gap), V::gt(begin, low)), V::gt(high, begin));
+  auto shift = V::blend(is_tied, begin, V::blend(is_wide, zero, V::mul(half, V::add(low, high)))), step = zero;
   auto active = V::but_not(usable, is_wide);
   const auto point = [&] {
     const auto anchor = V::blend(is_wide, middle, V::fma(temperature, shift, upper));
