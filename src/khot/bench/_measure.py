@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -302,8 +302,7 @@ def peak_memory(call: Callable[[], object], x: Tensor) -> tuple[float | None, fl
     if x.device.type != "cpu":
         return None, None
     # What else the process allocates or frees at the same time counts too: it does not in most of three calls.
-    tries = (_peak_resident(call) for _ in range(9 if size >= SMALLEST else 0))
-    growths = list(islice((growth for growth in tries if growth is not None), 3))
+    growths = [growth for _ in range(3 if size >= SMALLEST else 0) if (growth := _peak_resident(call)) is not None]
     resident = median(growths) if growths else None
     return _peak_allocated(call) / size, None if resident is None else resident / size
 
@@ -319,11 +318,7 @@ def _peak_allocated(call: Callable[[], object]) -> int:
 
 
 def _peak_resident(call: Callable[[], object]) -> int | None:
-    """Read the kernel's high-water mark, reset before the call; None where there is no such thing.
-
-    None, too, if pages of files came or went during the call, as they do while the kernel reclaims memory: the mark
-    counts them.
-    """
+    """Read the kernel's high-water mark, reset before the call; None where there is no such thing."""
 
     def status(key: str) -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -332,9 +327,8 @@ def _peak_resident(call: Callable[[], object]) -> int | None:
     try:
         ctypes.CDLL(None).malloc_trim(0)  # freed blocks that the heap still holds would hide the call's
         Path("/proc/self/clear_refs").write_text("5")
-        before, files = status("VmRSS"), status("RssFile")
+        before = status("VmRSS")
         call()
-        growth = max(status("VmHWM") - before, 0)
-        return growth if status("RssFile") == files else None
+        return max(status("VmHWM") - before, 0)
     except (OSError, AttributeError, KeyError, TypeError):  # TypeError: CDLL(None) on Windows
         return None
