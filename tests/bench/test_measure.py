@@ -12,7 +12,7 @@ import torch
 
 import khot
 from khot import bench
-from khot.bench import BASELINE, COLUMNS, CONTENDERS, Contender, Limit, Settings, measure, peak_memory
+from khot.bench import BASELINE, COLUMNS, CONTENDERS, Contender, Limit, Settings, measure
 
 pytestmark = pytest.mark.slow
 
