@@ -26,7 +26,6 @@ import torch
 from matplotlib.figure import Figure
 
 from benchmarks.style import dark
-from khot.kernels import cpu
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = (".svg", ".png", ".pdf")
@@ -170,6 +169,8 @@ def show(args: argparse.Namespace, rows: Iterable[Any], text: str) -> None:
 
 def vectors() -> str:
     """Return the widths of the vectors in use, khot's and torch's: ratios depend on both."""
+    from khot.kernels import cpu  # here: the other checkout of checkouts.py may be older than that name
+
     width = "without a library" if cpu.LIBRARY is None else cpu.PATHS[cpu.LIBRARY.khot_path()]
     return f"khot {width}, torch {torch.backends.cpu.get_cpu_capability()}"
 
