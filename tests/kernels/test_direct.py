@@ -1,4 +1,4 @@
-"""Calls to the native library without ctypes: the same bits, and only for what is simple."""
+"""Calls to the native library without ctypes, by each extension: the same bits, and only for what is simple."""
 
 import subprocess
 import sys
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import khot
@@ -19,8 +20,20 @@ from khot._math import cdfs
 from khot.kernels import _native
 from khot.ops import _topk
 
-pytestmark = pytest.mark.skipif(_native._DIRECT is None, reason=_native.REASON)
+pytestmark = pytest.mark.skipif(not _native.EXTENSIONS, reason=_native.REASON)
 RELAXATIONS = {"sigmoid": khot.sigmoid_topk, "laplace": khot.laplace_topk, "euclidean": khot.euclidean_topk}
+
+
+@pytest.fixture(params=list(_native.EXTENSIONS), autouse=True)
+def extension(request, monkeypatch):
+    """The extension that calls go through."""
+    chosen = _native.EXTENSIONS[request.param]
+    monkeypatch.setattr(ops, "direct_topk", chosen.topk)
+    monkeypatch.setattr(_topk, "_direct_pull", chosen.pull)
+    monkeypatch.setattr(_topk, "_method_of", chosen.method_of)
+    _torch.call_from_nodes(_topk._TopK, chosen.method_of)
+    yield chosen
+    _torch.call_from_nodes(_topk._TopK, next(iter(_native.EXTENSIONS.values())).method_of)
 
 
 def direct(x, k=1, temperature=1.0, dim=-1, cdf=cdfs.SIGMOID, mask=None):
@@ -214,11 +227,11 @@ def test_other_threads_run_during_a_large_call():
     assert all(torch.equal(result, expected) for result in results)
 
 
-def test_bind_wants_every_name():
+def test_bind_wants_every_name(extension):
     with pytest.raises(TypeError, match="lacks `topk`"):
-        _native._DIRECT.bind()
+        extension.bind()
     with pytest.raises(TypeError, match="lacks `tensor`"):
-        _native._DIRECT.bind(topk=1, topk_pull=2, path=0, exchange=Tensor.__dlpack_c_exchange_api__)
+        extension.bind(topk=1, topk_pull=2, path=0, exchange=Tensor.__dlpack_c_exchange_api__)
     assert direct(X) is not None, "the names are those of before"
 
 
@@ -232,17 +245,94 @@ def test_bind_wants_every_name():
 )
 @pytest.mark.long
 def test_without_it_calls_go_through_ctypes(lack, why):
-    code = f"import sys, torch; {lack}; import khot; x = torch.zeros(4, requires_grad=True); "
-    code += "y = khot.sigmoid_topk(x, 2); y[0].backward(); print(y.tolist(), x.grad.tolist(), khot.kernels.status())"
+    code = f"import sys, torch; sys.modules['khot.kernels._direct_torch'] = None; {lack}; import khot; "
+    code += "x = torch.zeros(4, requires_grad=True); y = khot.sigmoid_topk(x, 2); "
+    code += "y[0].backward(); print(y.tolist(), x.grad.tolist(), khot.kernels.status())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "[0.5, 0.5, 0.5, 0.5] [0.1875, -0.0625, -0.0625, -0.0625]" in done.stdout
     assert why in done.stdout
 
 
-def test_nodes_call_the_extension_with_the_bits_of_python():
+def test_an_extension_for_another_torch_is_not_loaded(tmp_path, monkeypatch):
+    (tmp_path / "build.txt").write_text("built by c++, with the headers of torch 1.0\n")
+    monkeypatch.setattr(_native, "HERE", tmp_path)
+    found, why = _native._load_extensions()
+    assert list(found) == ["_direct"]
+    assert why == f"; its node in C++ is not for torch {torch.__version__}: reinstall khot"
+
+
+def gradients(x, g):
+    """What autograd makes of a call, in the ways that it has."""
+    y = khot.sigmoid_topk(x, 3, temperature=0.7)
+    yield torch.autograd.grad(y, x, g, retain_graph=True)[0]
+    yield torch.autograd.grad(y, x, g.expand(2, *g.shape), is_grads_batched=True, retain_graph=True)[0]
+    yield torch.autograd.grad(y, x, g.mT.contiguous().mT, retain_graph=True)[0]
+    yield torch.autograd.grad(y.sum(), x, retain_graph=True)[0]
+    (dx,) = torch.autograd.grad(y, x, g, create_graph=True)
+    yield dx.detach()
+    yield torch.autograd.grad(dx.square().sum(), x, retain_graph=True)[0]
+    with Dispatch():
+        yield torch.autograd.grad(y, x, g, retain_graph=True)[0]
+    with torch.autograd.detect_anomaly(check_nan=False):
+        yield torch.autograd.grad(khot.sigmoid_topk(x, 3), x, g)[0]
+    yield torch.autograd.grad(checkpoint(khot.sigmoid_topk, x, 3, use_reentrant=False), x, g)[0]
+    with torch.autograd.set_multithreading_enabled(False):
+        yield torch.autograd.grad(y, x, g)[0]
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(y, x, g)
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.parametrize("name", RELAXATIONS)
+def test_autograd_gets_what_python_gives_it(name, monkeypatch):
+    x, g = torch.randn(2, 16, 64, dtype=torch.float64)
+    x.requires_grad_()
+    monkeypatch.setattr(khot, "sigmoid_topk", RELAXATIONS[name])
+    mine = list(gradients(x, g))
+    monkeypatch.setattr(ops, "direct_topk", decline)
+    monkeypatch.setattr(_topk, "_direct_pull", decline)
+    _torch.call_from_nodes(_topk._TopK)
+    others = list(gradients(x, g))
+    assert len(mine) == len(others) == 10
+    for one, other in zip(mine, others, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-15)
+
+
+def test_a_changed_result_has_no_gradient():
+    x = X.clone().requires_grad_()
+    y = khot.sigmoid_topk(x, 2)
+    with torch.no_grad():
+        y.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_an_error_in_backward_is_that_of_python(monkeypatch):
+    x = X.clone().requires_grad_()
+    y = khot.sigmoid_topk(x, 2)
+
+    def fail(*_):
+        raise KeyError("no derivative")
+
+    monkeypatch.setattr(_topk.implicit, "pull_value", fail)
+    with pytest.raises(KeyError, match="no derivative"):
+        torch.autograd.grad(y, x, X, create_graph=True)
+
+
+@pytest.mark.compile
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_compiled_autograd_runs_the_node():
+    x = torch.randn(16, 64, requires_grad=True)
+    expected = torch.autograd.grad(khot.sigmoid_topk(x, 4).square().sum(), x)[0]
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        khot.sigmoid_topk(x, 4).square().sum().backward()
+    torch.testing.assert_close(x.grad, expected)
+
+
+def test_nodes_of_python_call_the_extension_with_the_bits_of_python():
     x, g = torch.randn(2, 16, 64)
     x.requires_grad_()
-    y = khot.sigmoid_topk(x, 4)
+    y = _topk._TopK.apply(x, 4.0, 1.0, None, cdfs.SIGMOID, ())
     found = []
     try:
         for method_of in (_topk._method_of, None):

@@ -67,7 +67,8 @@ def build_sdist(source: Path, folder: Path) -> Path:
 
 def build_wheel(source: Path, folder: Path, **environment: str) -> Path:
     """Build a wheel, and check what it has and has not."""
-    python("pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(source), cwd=folder, **environment)
+    python("pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(source), cwd=folder,
+           KHOT_BUILD="portable", **environment)  # fmt: skip
     (wheel,) = folder.glob("khot-*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     expected = {name.removeprefix("src/") for name in tracked_files() if name.startswith("src/")}

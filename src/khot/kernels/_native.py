@@ -1,8 +1,10 @@
 """The native CPU library: plain C functions over raw pointers, called with ctypes."""
 
+import contextlib
 import ctypes
 import functools
 import hashlib
+import importlib
 import platform
 import re
 from pathlib import Path
@@ -62,7 +64,7 @@ _Cells: Any = _STRUCTURES.get("khot_cells")
 def _load() -> tuple[Any, str]:
     """Load the library; return it, or None, and a line that says what serves the CPU and why."""
     note = HERE / "build.txt"
-    built = note.read_text().strip() if note.exists() else "not built: khot was not installed by its own build"
+    built = note.read_text().split("\n")[0] if note.exists() else "not built: khot was not installed by its own build"
     files = sorted(HERE.glob("libkhot.*"))
     if not files:
         why = "is missing, reinstall khot" if built.startswith("built") else built
@@ -100,21 +102,32 @@ def _open(path: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(path))
 
 
-def _load_direct() -> tuple[Any, str]:
-    """Load the extension that calls the library without ctypes; return it, or None, and why it is missing."""
-    try:
-        from . import _direct  # type: ignore[attr-defined]
-    except ImportError:
-        return None, "; calls by ctypes: no extension for small calls"
-    if _direct.abi != LIBRARY.khot_abi():
-        return None, "; calls by ctypes: the extension for small calls is another version's, reinstall khot"
-    if _torch.dlpack_table is None:
-        return None, f"; calls by ctypes: torch {torch.__version__} has no `{_torch.DLPACK}`"
-    return _direct, ""
+def _load_extensions() -> tuple[dict[str, Any], str]:
+    """Load the extensions that call the library without ctypes, by name and the best first; and say what is missing.
+
+    `_direct_torch` was built with the headers of one version of torch, and must not be loaded beside another.
+    """
+    headers = re.search("with the headers of torch (.+)", (HERE / "build.txt").read_text())
+    fits = {"_direct_torch": bool(headers and headers[1] == torch.__version__)}
+    found: dict[str, Any] = {}
+    for name, does_fit in (fits | {"_direct": _torch.dlpack_table is not None}).items():
+        with contextlib.suppress(ImportError):
+            found |= {name: importlib.import_module(f".{name}", __package__)} if does_fit else {}
+    if any(extension.abi != LIBRARY.khot_abi() for extension in found.values()):
+        return {}, "; calls by ctypes: the extension for small calls is another version's, reinstall khot"
+    if not found:
+        lack = (
+            "no extension for small calls"
+            if _torch.dlpack_table
+            else f"torch {torch.__version__} has no `{_torch.DLPACK}`"
+        )
+        return {}, f"; calls by ctypes: {lack}"
+    is_other = headers and not fits["_direct_torch"]
+    return found, f"; its node in C++ is not for torch {torch.__version__}: reinstall khot" if is_other else ""
 
 
 LIBRARY, REASON = _load()
-_DIRECT, _why = (None, "") if LIBRARY is None else _load_direct()
+EXTENSIONS, _why = ({}, "") if LIBRARY is None else _load_extensions()
 REASON += _why
 
 
@@ -122,15 +135,16 @@ def direct(**names: Any) -> tuple[Any, Any, Any]:
     """Return two functions that call the library without ctypes.
 
     They are (x, k, T, dim, cdf, mask) → y and (g, y, T, cdf) → dx. They return None for a call that is not simple: not
-    an ordinary contiguous CPU tensor, say. Where the extension, or what it needs of torch, is missing, they always do.
-    The third makes the method by which nodes of a type call the second, or is None. `names` are the functions of torch
-    and khot that the extension calls.
+    an ordinary contiguous CPU tensor, say. Without an extension they always do. The third makes the method by which
+    nodes of a type call the second, or is None. `names` are the functions of torch and khot that the extensions call.
     """
-    if _DIRECT is None:
+    if not EXTENSIONS:
         return (lambda *_: None), (lambda *_: None), None
     topk, pull = (ctypes.cast(f, ctypes.c_void_p).value for f in (LIBRARY.khot_topk, LIBRARY.khot_topk_pull))
-    _DIRECT.bind(topk=topk, topk_pull=pull, path=WIDE, exchange=_torch.dlpack_table, **names)
-    return _DIRECT.topk, _DIRECT.pull, _DIRECT.method_of
+    for extension in EXTENSIONS.values():
+        extension.bind(topk=topk, topk_pull=pull, path=WIDE, exchange=_torch.dlpack_table, **names)
+    best = next(iter(EXTENSIONS.values()))
+    return best.topk, best.pull, best.method_of
 
 
 @functools.lru_cache(64)  # powers are many

@@ -181,6 +181,12 @@ def _pull(g: Tensor, y: Tensor, temperature: PerRow, cdf: Cdf) -> Tensor:
     return _topk_pull(g, y, per_row(temperature, y), cdf.name)
 
 
+def _pull_value(g: Tensor, y: Tensor, temperature: PerRow, cdf: Cdf) -> Tensor:
+    """Return what `_pull` does, and differentiable if gradients are on."""
+    is_on = torch.is_grad_enabled()
+    return implicit.pull_value(g, implicit.at_value(y, temperature, cdf))[0] if is_on else _pull(g, y, temperature, cdf)
+
+
 # ── derivatives ──────────────────────────────────────────────────────────────────────────────────────────────────────
 class _TopK(torch.autograd.Function):
     """Differentiate (x, k, T, mask, cdf) → y. It saves y, which autograd tracks, so backward has a derivative too.
@@ -213,8 +219,8 @@ class _TopK(torch.autograd.Function):
             return None, None, None, None, None, None
         y, heat, *rest = ctx.saved_tensors if saved is None else saved
         temperature = ctx.temperature if heat is None else heat
-        if heat is None and not rest and not torch.is_grad_enabled():
-            return _pull(g, y, temperature, ctx.cdf), None, None, None, None, None
+        if heat is None and not rest:
+            return _pull_value(g, y, temperature, ctx.cdf), None, None, None, None, None
         dx, dk, dt = implicit.pull_value(g, _at_value(y, temperature, ctx.cdf, *rest))
         return dx, dk if rest else None, None if heat is None else dt, None, None, None
 
@@ -267,6 +273,7 @@ direct_topk, _direct_pull, _method_of = _native.direct(
     cdfs=tuple(cdf_by_name(name) for name in _native.IN_EVERY_DTYPE),
     apply=_apply_plain,
     backward=_TopK.backward,
+    pull=_pull_value,
 )
 _torch.call_from_nodes(_TopK, _method_of)
 
