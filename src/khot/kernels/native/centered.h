@@ -14,11 +14,13 @@ template <bool Careful, class V> inline typename V::reg live(typename V::reg v, 
   return g;
 }
 
-template <class T, bool Careful> struct Centered {
+// `Unit`: T is 1.
+template <class T, bool Careful, bool Unit = false> struct Centered {
   T center, scale;
-  Centered(double mean, double temperature) : center((T)mean), scale((T)(1.0 / temperature)) {}
+  Centered(double mean, double temperature) : center((T)mean), scale(Unit ? 1 : (T)(1.0 / temperature)) {}
   template <class V> typename V::reg of(typename V::reg v, typename V::reg g) const {
-    return live<Careful, V>(v, V::mul(V::mul(v, V::set(scale)), V::sub(g, V::set(center))));
+    const auto scaled = Unit ? v : V::mul(v, V::set(scale));
+    return live<Careful, V>(v, V::mul(scaled, V::sub(g, V::set(center))));
   }
 };
 

@@ -47,8 +47,11 @@ const khot::Kernels<float>& kernels(int32_t, float) { return khot::portable_floa
 const khot::Kernels<double>& kernels(int32_t, double) { return khot::portable_double; }
 #endif
 
-// Fills in row r where it is wanted: a copy of what was just written in parts has to wait for it.
-template <class T> void put_row(const khot_rows& rows, int64_t r, int threads, khot::Row<T>& row) {
+constexpr int64_t kPast = 2 << 20;    // bytes of a result that is more than what a core keeps for itself
+constexpr int64_t kLarge = 16 << 20;  // bytes of a result that is much memory, and more than a cache keeps
+
+template <class T> khot::Row<T> row_of(const khot_rows& rows, int64_t r, int threads) {
+  khot::Row<T> row;
   row.x = static_cast<const T*>(rows.x) + r * rows.n;
   row.mask = rows.mask ? rows.mask + r * rows.mask_row_stride : nullptr;
   row.mask_stride = rows.mask_stride;
@@ -61,14 +64,19 @@ template <class T> void put_row(const khot_rows& rows, int64_t r, int threads, k
   row.costs = rows.costs ? static_cast<const T*>(rows.costs) + r * rows.costs_row_stride : nullptr;
   row.ahead = 0;
   row.is_sharp = false;
-}
-template <class T> khot::Row<T> row_of(const khot_rows& rows, int64_t r, int threads) {
-  khot::Row<T> row;
-  put_row(rows, r, threads, row);
+  row.goes_past = rows.rows * rows.n * (int64_t)sizeof(T) >= kPast;
   return row;
 }
 
-constexpr int64_t kLarge = 16 << 20;  // bytes of a result that is much memory, and more than a cache keeps
+// Fills in row r, given the first one: most of short rows' fields are alike, and filling them in takes as long as a pass.
+template <class T> void put_row(const khot_rows& rows, const khot::Row<T>& first, int64_t r, khot::Row<T>& row) {
+  row = first;
+  row.x += r * rows.n;
+  if (rows.k) row.k = rows.k[r * rows.k_stride];
+  if (rows.temperature) row.temperature = rows.temperature[r * rows.temperature_stride];
+  if (rows.mask) row.mask += r * rows.mask_row_stride;
+  if (rows.costs) row.costs += r * rows.costs_row_stride;
+}
 
 // Asks for large pages where a result is to be written to much memory, which may be new: a fault for each 4 KB of it takes
 // longer than what is computed. Memory that is in use already does not change.
@@ -77,7 +85,7 @@ void expect(void* out, int64_t bytes) {
   constexpr uintptr_t large = 2 << 20;
   const uintptr_t begin = (reinterpret_cast<uintptr_t>(out) + large - 1) & -large;
   const uintptr_t end = (reinterpret_cast<uintptr_t>(out) + (uintptr_t)bytes) & -large;
-  if (bytes >= kLarge) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+  if (bytes >= kPast) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 #else
   (void)out, (void)bytes;
 #endif
@@ -121,8 +129,9 @@ void topk_groups(const khot::Kernels<T>& table, const khot_rows& rows, int64_t f
                  khot::Kept* kept) {
   khot::Row<T> batch[kBatch + khot::kMostRows];
   T* out[kBatch + khot::kMostRows];
+  const auto one = row_of<T>(rows, 0, 1);
   for (int64_t i = 0; i < count; ++i) {
-    put_row(rows, first + i, 1, batch[i]);
+    put_row(rows, one, first + i, batch[i]);
     if (kept) batch[i].kept = kept + first + i;
     out[i] = y + (first + i) * rows.n;
   }
@@ -180,6 +189,7 @@ template <class T> void pull(const khot_rows& rows, const T* g, T* dx, double* d
   const auto& table = kernels(rows.path, T());
   if (table.group && rows.n <= khot::kShort) {
     const int64_t group = table.group;
+    const auto one = row_of<T>(rows, 0, 1);
     return for_rows((rows.rows + group - 1) / group, group * rows.n, rows.threads, [&](int64_t b, int) {
       const int64_t first = b * group, count = rows.rows - first < group ? rows.rows - first : group;
       khot::Row<T> batch[khot::kMostRows];
@@ -187,7 +197,7 @@ template <class T> void pull(const khot_rows& rows, const T* g, T* dx, double* d
       T* to[khot::kMostRows];
       double means[khot::kMostRows];
       for (int64_t i = 0; i < count; ++i) {
-        put_row(rows, first + i, 1, batch[i]);
+        put_row(rows, one, first + i, batch[i]);
         from[i] = g + (first + i) * rows.n;
         to[i] = dx + (first + i) * rows.n;
       }

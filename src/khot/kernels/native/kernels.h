@@ -42,6 +42,7 @@ template <class T> struct Row {
   const T* costs;   // null: 1
   int32_t ahead;    // the next row is so many scores further on, and is to be fetched meanwhile; 0: it is not
   bool is_sharp;    // whether the quick way has failed
+  bool goes_past;   // whether a gradient is written past the cache
 };
 
 // A signal that is to be coded, and where its code goes.

@@ -36,13 +36,14 @@ template <class T> void cost_topk(const khot_rows& rows, bool gives_margins, T* 
   const auto& table = kernels(rows.path, T());
   if (table.group && rows.n <= khot::kShort && rows.rows >= kFewRows) {
     const int64_t group = table.group;
+    const auto one = row_of<T>(rows, 0, 1);
     return for_rows((rows.rows + group - 1) / group, group * rows.n, rows.threads, [&](int64_t b, int) {
       const int64_t first = b * group, count = rows.rows - first < group ? rows.rows - first : group;
       khot::Row<T> batch[khot::kMostRows];
       T* to[khot::kMostRows];
       for (int64_t i = 0; i < group; ++i) {  // a group is filled up
         const int64_t r = first + (i < count ? i : 0);
-        put_row(rows, r, 1, batch[i]);
+        put_row(rows, one, r, batch[i]);
         to[i] = out + r * rows.n;
       }
       const unsigned rest = table.cost_group[rows.cdf](batch, gives_margins, to);

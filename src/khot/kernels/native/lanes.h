@@ -148,14 +148,16 @@ struct Group {
   Floats k, temperature;
 
   explicit Group(const Row<float>* rows) : n(rows->n) {
-    float ks[kRows], temperatures[kRows];
+    double temperatures[kRows];
     for (int r = 0; r < kRows; ++r) {
       k64[r] = rows[r].k;
-      ks[r] = (float)rows[r].k;
-      temperatures[r] = (float)rows[r].temperature;
+      temperatures[r] = rows[r].temperature;
     }
-    k = Vec<float>::load(ks);
-    temperature = Vec<float>::load(temperatures);
+    const auto floats = [](const double* from) {
+      return rounded(Vec<double>::load(from), Vec<double>::load(from + kRows / 2));
+    };
+    k = floats(k64);
+    temperature = floats(temperatures);
   }
 };
 

@@ -11,7 +11,7 @@ namespace {
 template <class F, class V, class T, bool Careful = false> double pull_row(const Row<T>& row, const T* g, T* dx) {
   const F law = F::of(row);
   const T* y = row.x;
-  double sums[2], none[1];
+  double sums[2];
   accumulate_row<V, 2>(row.n, row.threads, sums, [=](auto at, auto* lanes) {
     const auto v = law.template slope<V>(at.load(y));
     lanes[0] = V::add(lanes[0], v);
@@ -21,9 +21,7 @@ template <class F, class V, class T, bool Careful = false> double pull_row(const
     if (!std::isfinite(sums[1])) return pull_row<F, V, T, true>(row, g, dx);
   const double mean = sums[0] == 0 ? 0 : sums[1] / sums[0];
   const Centered<T, Careful> centered(mean, row.temperature);
-  accumulate_row<V, 1>(row.n, row.threads, none, [=](auto at, auto*) {
-    at.store(dx, centered.template of<V>(law.template slope<V>(at.load(y)), at.load(g)));
-  });
+  write_row<V>(row, dx, [=](auto at) { return centered.template of<V>(law.template slope<V>(at.load(y)), at.load(g)); });
   return mean;
 }
 
@@ -64,8 +62,8 @@ void half_pull(const Row<float>& row, const khot::Halves& halves, const khot::Ro
 }
 
 // The same of a row of `Count` vectors, of which the last may be a part: v and g stay in registers.
-template <class F, int Count, bool Careful = false>
-double pull_held(const Row<float>& row, const float* g, float* dx) {
+template <class F, int Count>
+[[gnu::always_inline]] inline double pull_held(const Row<float>& row, const float* g, float* dx) {
   using V = Vec<float>;
   constexpr int64_t last = (Count - 1) * kRows;
   const F law = F::of(row);
@@ -79,14 +77,16 @@ double pull_held(const Row<float>& row, const float* g, float* dx) {
     v[i] = law.template slope<V>(at.load(row.x));
     h[i] = at.load(g);
     v_sum = V::add(v_sum, v[i]);
-    w_sum = V::fma(v[i], live<Careful, V>(v[i], h[i]), w_sum);
+    w_sum = V::fma(v[i], h[i], w_sum);
   });
   const Pair sums = sums_of(low_half(v_sum) + high_half(v_sum), low_half(w_sum) + high_half(w_sum));
-  if constexpr (!Careful)
-    if (!std::isfinite(sums.second)) return pull_held<F, Count, true>(row, g, dx);
+  if (!std::isfinite(sums.second)) return pull_row<F, V, float, true>(row, g, dx);
   const double mean = sums.first == 0 ? 0 : sums.second / sums.first;
-  const Centered<float, Careful> centered(mean, row.temperature);
-  each([&](auto at, int i) { at.store(dx, centered.template of<V>(v[i], h[i])); });
+  const auto write = [&](auto centered) {
+    each([&](auto at, int i) { at.store(dx, centered.template of<V>(v[i], h[i])); });
+  };
+  if (row.temperature == 1) write(Centered<float, false, true>(mean, 1));
+  else write(Centered<float, false>(mean, row.temperature));
   return mean;
 }
 
@@ -95,12 +95,12 @@ template <class F, bool Careful = false>
 void pull_short(const Row<float>* rows, int count, const float* const* g, float* const* dx, double* dk) {
   using V = Vec<float>;
   const int64_t n = rows->n, full = n - n % kRows;
-  const auto held = [=](auto kernel) {
-    for (int r = 0; r < count; ++r) dk[r] = kernel(rows[r], g[r], dx[r]);
+  const auto held = [=](auto vectors) {
+    for (int r = 0; r < count; ++r) dk[r] = pull_held<F, vectors>(rows[r], g[r], dx[r]);
   };
-  if (n <= kRows) return held(pull_held<F, 1>);
-  if (n <= 2 * kRows) return held(pull_held<F, 2>);
-  if (n > 3 * kRows && n <= 4 * kRows) return held(pull_held<F, 4>);
+  if (n <= kRows) return held(std::integral_constant<int, 1>());
+  if (n <= 2 * kRows) return held(std::integral_constant<int, 2>());
+  if (n > 3 * kRows && n <= 4 * kRows) return held(std::integral_constant<int, 4>());
   const F law = F::of(*rows);
   Doubles vs[kRows] = {}, ws[kRows] = {};
   for (int r = 0; r < count; ++r) {

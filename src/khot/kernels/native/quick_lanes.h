@@ -30,12 +30,12 @@ inline void add_entry(Floats p, LaneMoments& m) {
 
 // The first score of each row; 0 if it is not finite, or may not be chosen.
 inline Floats first_scores(const Row<float>* rows) {
+  using V = Vec<float>;
   float first[kRows];
-  for (int r = 0; r < kRows; ++r) {
-    const bool is_finite = allowed(rows[r], 0) && std::fabs(rows[r].x[0]) <= Limits<float>::largest;
-    first[r] = is_finite ? rows[r].x[0] : 0;
-  }
-  return Vec<float>::load(first);
+  for (int r = 0; r < kRows; ++r) first[r] = rows[r].x[0];
+  for (int r = 0; rows->mask && r < kRows; ++r) first[r] = allowed(rows[r], 0) ? first[r] : 0;
+  const auto x = V::load(first);
+  return V::keep(V::ge(V::set(Limits<float>::largest), V::abs(x)), x);
 }
 
 // Short rows as columns, and p likewise.

@@ -22,6 +22,7 @@ template <class V, bool Masked = false> struct Full {
 
   reg load(const T* p, T = 0) const { return V::load(p + i); }
   void store(T* p, reg v) const { V::store(p + i, v); }
+  void store_past(T* p, reg v) const { ::store_past(p + i, v); }
   reg allowed(const Row<T>& row, reg x) const {  // −inf where they may not be chosen
     if constexpr (!Masked) return x;
     return V::masked(x, row.mask + i * row.mask_stride, row.mask_stride);
@@ -38,6 +39,7 @@ template <class V, bool Masked = false> struct Part {
 
   reg load(const T* p, T beyond = 0) const { return load_part(p + i, count, V::set(beyond)); }
   void store(T* p, reg v) const { store_part(p + i, v, count); }
+  void store_past(T* p, reg v) const { store(p, v); }
   reg allowed(const Row<T>& row, reg x) const {
     if constexpr (!Masked) return x;
     return V::masked(x, row.mask + i * row.mask_stride, row.mask_stride, count);
@@ -102,6 +104,15 @@ template <class V, int Count, class T, class Body, class Prepare = Nothing>
 inline void accumulate_scores(const Row<T>& row, double* sums, Body body, Prepare prepare = {}) {
   if (row.mask) return accumulate_row<V, Count, true>(row.n, row.threads, sums, body, prepare);
   accumulate_row<V, Count, false>(row.n, row.threads, sums, body, prepare);
+}
+
+// Writes at.store(to, make(at)) for a whole row; past the cache if the row is to be, and can.
+template <class V, class T, class Make> inline void write_row(const Row<T>& row, T* to, Make make) {
+  double none[1];
+  if (!row.goes_past || reinterpret_cast<uintptr_t>(to) % kBytes)
+    return accumulate_row<V, 1>(row.n, row.threads, none, [=](auto at, auto*) { at.store(to, make(at)); });
+  accumulate_row<V, 1>(row.n, row.threads, none, [=](auto at, auto*) { at.store_past(to, make(at)); });
+  flush_stores();
 }
 
 // Packs into `out` the scores that body(at, &x) says to keep; returns how many. `out` may be what the body reads.

@@ -221,6 +221,26 @@ template <class T, class R> inline void store_part(T* p, R v, int64_t count) {
 }
 #endif
 
+// Stores to an address that is a multiple of kBytes, past the cache: what was there is not fetched first. Other threads see
+// it after `flush_stores`.
+#if defined(__AVX512F__)
+inline void store_past(float* p, Floats v) { _mm512_stream_ps(p, v); }
+inline void store_past(double* p, Doubles v) { _mm512_stream_pd(p, v); }
+#elif defined(__AVX2__)
+inline void store_past(float* p, Floats v) { _mm256_stream_ps(p, v); }
+inline void store_past(double* p, Doubles v) { _mm256_stream_pd(p, v); }
+#elif defined(__SSE2__)
+inline void store_past(float* p, Floats v) { _mm_stream_ps(p, v); }
+inline void store_past(double* p, Doubles v) { _mm_stream_pd(p, v); }
+#else
+template <class T, class R> inline void store_past(T* p, R v) { std::memcpy(p, &v, sizeof v); }
+#endif
+inline void flush_stores() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
 // Whether a·b + c is rounded once.
 #if defined(__AVX2__) || defined(KHOT_NEON)
 constexpr bool kFuses = true;
