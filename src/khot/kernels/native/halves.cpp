@@ -13,8 +13,8 @@ using Room = std::unique_ptr<float[]>;
 
 Room room_of(int64_t floats) { return Room(new (std::nothrow) float[(size_t)floats]); }
 
-// `count` rows from row `first` on, as floats in `x`.
-khot_rows widened(const khot_rows& rows, int64_t first, int64_t count, int threads, float* x) {
+// `count` rows from row `first` on, as floats in `x`, or room for them there.
+khot_rows widened(const khot_rows& rows, int64_t first, int64_t count, int threads, float* x, bool is_room = false) {
   khot_rows some = rows;
   some.x = x;
   some.rows = count;
@@ -23,8 +23,8 @@ khot_rows widened(const khot_rows& rows, int64_t first, int64_t count, int threa
   some.mask += some.mask ? first * rows.mask_row_stride : 0;
   some.dtype = KHOT_FLOAT;
   some.threads = threads;
-  kernels(rows.path, float()).widen(rows.dtype, static_cast<const uint16_t*>(rows.x) + first * rows.n, count * rows.n,
-                                    threads, x);
+  const auto* from = static_cast<const uint16_t*>(rows.x) + first * rows.n;
+  if (!is_room) kernels(rows.path, float()).widen(rows.dtype, from, count * rows.n, threads, x);
   return some;
 }
 
@@ -48,9 +48,12 @@ bool pull_anew(const khot_rows& rows, int64_t r, int threads, const uint16_t* g,
 int khot_half_topk(const khot_rows* rows, void* y, double* roots) noexcept {
   const int64_t n = rows->n;
   const auto& table = kernels(rows->path, float());
+  // The quick way of one row reads it as it is.
+  const bool is_read = rows->cdf == KHOT_SIGMOID && n > khot::kGrouped && n < kSplit;
   const int64_t most = n <= khot::kGrouped ? rows_at_once(table.group, n) : 1;
   auto* out = static_cast<uint16_t*>(y);
   std::atomic<int> status{KHOT_OK};
+  const bool goes_past = rows->rows * n * (int64_t)sizeof(uint16_t) >= kPast;
   expect(out, rows->rows * n * (int64_t)sizeof(uint16_t));
   for_rows((rows->rows + most - 1) / most, most * n, rows->threads, [&](int64_t b, int share) {
     const int64_t first = b * most, count = rows->rows - first < most ? rows->rows - first : most;
@@ -61,9 +64,12 @@ int khot_half_topk(const khot_rows* rows, void* y, double* roots) noexcept {
     }
     constexpr double none = std::numeric_limits<double>::quiet_NaN();
     khot::Kept kept[kBatch];
-    for (int64_t i = 0; i < count; ++i) kept[i] = {{none, 0}, rows->dtype, out + (first + i) * n, false};
+    for (int64_t i = 0; i < count; ++i) {
+      const auto* x = is_read ? static_cast<const uint16_t*>(rows->x) + (first + i) * n : nullptr;
+      kept[i] = {{none, 0}, rows->dtype, x, out + (first + i) * n, false, goes_past};
+    }
     float* p = room.get() + count * n;
-    topk(widened(*rows, first, count, share, room.get()), p, kept);
+    topk(widened(*rows, first, count, share, room.get(), is_read), p, kept);
     for (int64_t i = 0; i < count; ++i) {
       if (!kept[i].has_written) table.narrow(rows->dtype, p + i * n, n, share, kept[i].y);
       if (roots) roots[2 * (first + i)] = kept[i].root.anchor, roots[2 * (first + i) + 1] = kept[i].root.shift;

@@ -26,9 +26,11 @@ struct Root {
 // What is wanted of a row of 16 bits beside y as floats.
 struct Kept {
   Root root;         // at which a derivative may be taken; not written if the row has none that is finite
-  int32_t dtype;     // of `y`
+  int32_t dtype;     // of `x` and `y`
+  const uint16_t* x; // (n), the scores; null: they are in the row's x, which is not written yet otherwise
   uint16_t* y;       // (n), written if it costs nothing
   bool has_written;  // whether it was
+  bool goes_past;    // whether it is to be written past the cache
 };
 
 template <class T> struct Row {
@@ -42,7 +44,7 @@ template <class T> struct Row {
   const T* costs;   // null: 1
   int32_t ahead;    // the next row is so many scores further on, and is to be fetched meanwhile; 0: it is not
   bool is_sharp;    // whether the quick way has failed
-  bool goes_past;   // whether a gradient is written past the cache
+  bool goes_past;   // whether a gradient is to be written past the cache
 };
 
 // A signal that is to be coded, and where its code goes.

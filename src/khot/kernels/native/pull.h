@@ -36,7 +36,7 @@ void half_pull(const Row<float>& row, const khot::Halves& halves, const khot::Ro
     const Margin<float> margin({(float)root.anchor, root.shift}, row.temperature, F::is_logistic ? kLn2 : 1);
     double sums[2], none[1];
     accumulate_scores<V, 2>(row, sums, [=](auto at, auto* lanes) {
-      ask_for(x + at.i), ask_for(g + at.i), ask_for(dx + at.i);
+      ask_for(x + at.i), ask_for(g + at.i);
       const auto t = margin.minus_z<V>(at.allowed(row, read<H>(at, x, -std::numeric_limits<float>::infinity())));
       auto v = V::set(0);
       if constexpr (F::is_logistic) {
@@ -51,8 +51,10 @@ void half_pull(const Row<float>& row, const khot::Halves& halves, const khot::Ro
     });
     if (!Careful && !std::isfinite(sums[1])) return false;
     const Centered<float, Careful> centered(sums[0] == 0 ? 0 : sums[1] / sums[0], row.temperature);
-    accumulate_row<V, 1>(row.n, row.threads, none, [=](auto at, auto*) {
-      write<H>(at, dx, centered.template of<V>(at.load(room), read<H>(at, g)));
+    with_past(row.goes_past, dx, [&](auto past) {
+      accumulate_row<V, 1>(row.n, row.threads, none, [=](auto at, auto*) {
+        write<H, past>(at, dx, centered.template of<V>(at.load(room), read<H>(at, g)));
+      });
     });
     return true;
   };
@@ -62,7 +64,8 @@ void half_pull(const Row<float>& row, const khot::Halves& halves, const khot::Ro
 }
 
 // The same of a row of `Count` vectors, of which the last may be a part: v and g stay in registers.
-template <class F, int Count>
+template <class F, int Count> double pull_carefully(const Row<float>& row, const float* g, float* dx);
+template <class F, int Count, bool Careful = false>
 [[gnu::always_inline]] inline double pull_held(const Row<float>& row, const float* g, float* dx) {
   using V = Vec<float>;
   constexpr int64_t last = (Count - 1) * kRows;
@@ -77,17 +80,22 @@ template <class F, int Count>
     v[i] = law.template slope<V>(at.load(row.x));
     h[i] = at.load(g);
     v_sum = V::add(v_sum, v[i]);
-    w_sum = V::fma(v[i], h[i], w_sum);
+    w_sum = V::fma(v[i], live<Careful, V>(v[i], h[i]), w_sum);
   });
   const Pair sums = sums_of(low_half(v_sum) + high_half(v_sum), low_half(w_sum) + high_half(w_sum));
-  if (!std::isfinite(sums.second)) return pull_row<F, V, float, true>(row, g, dx);
+  if constexpr (!Careful)
+    if (!std::isfinite(sums.second)) return pull_carefully<F, Count>(row, g, dx);
   const double mean = sums.first == 0 ? 0 : sums.second / sums.first;
   const auto write = [&](auto centered) {
     each([&](auto at, int i) { at.store(dx, centered.template of<V>(v[i], h[i])); });
   };
-  if (row.temperature == 1) write(Centered<float, false, true>(mean, 1));
-  else write(Centered<float, false>(mean, row.temperature));
+  if (row.temperature == 1) write(Centered<float, Careful, true>(mean, 1));
+  else write(Centered<float, Careful>(mean, row.temperature));
   return mean;
+}
+template <class F, int Count>
+[[gnu::noinline]] double pull_carefully(const Row<float>& row, const float* g, float* dx) {
+  return pull_held<F, Count, true>(row, g, dx);
 }
 
 // The same of up to kRows short rows, of n ≤ kShort entries, whose sums share a vector.

@@ -20,10 +20,6 @@ struct Moments {
 // p = σ(z), or its complement σ(−z), stored, and its moments. The margin is in units of T ln 2.
 template <class V, class T> Moments evaluate(const Row<T>& row, const Margin<T>& margin, T* out) {
   double sums[4];
-  const auto store = [=](auto at) {
-    __builtin_prefetch(row.x + at.i + row.ahead, 0, 2);
-    at.store(out, sigma_of<V>(margin.template minus_z<V>(at.scores(row))));
-  };
   const auto sum = [=](auto at, auto* lanes) {
     const auto p = at.load(out), v = V::fnma(p, p, p);
     lanes[0] = V::add(lanes[0], p);
@@ -31,7 +27,13 @@ template <class V, class T> Moments evaluate(const Row<T>& row, const Margin<T>&
     lanes[2] = V::fma(p, v, lanes[2]);
     lanes[3] = V::fma(v, v, lanes[3]);
   };
-  accumulate_scores<V, 4>(row, sums, sum, store);
+  with_scores(row, [&](auto read) {
+    accumulate_scores<V, 4>(row, sums, sum, [=](auto at) {
+      __builtin_prefetch(row.x + at.i + row.ahead, 0, 2);
+      const auto x = at.allowed(row, read(at, -std::numeric_limits<T>::infinity()));
+      at.store(out, sigma_of<V>(margin.template minus_z<V>(x)));
+    });
+  });
   return {sums[0], sums[1], sums[2], sums[3]};
 }
 
@@ -50,7 +52,11 @@ template <class V, class T> double shift_by(const Row<T>& row, T grow, bool comp
   if constexpr (sizeof(T) == 4) {
     if (row.kept) {
       uint16_t* to = row.kept->y;
-      with_halves(row.kept->dtype, [&](auto h) { pass([=](auto at, auto p) { write<decltype(h)>(at, to, p); }); });
+      with_halves(row.kept->dtype, [&](auto h) {
+        with_past(row.kept->goes_past, to, [&](auto past) {
+          pass([=](auto at, auto p) { write<decltype(h), past>(at, to, p); });
+        });
+      });
       return sum[0];
     }
   }
@@ -91,19 +97,20 @@ template <class T, class At> T first_finite(const Row<T>& row, At at) {
 }
 
 // Number, mean and variance of the finite allowed scores.
-template <class V, class T> bool describe(const Row<T>& row, double* count, double* mean, double* variance) {
-  const T origin = first_finite(row, [&](int64_t i) { return row.x[i]; });
+template <class V, class T, class Read>
+bool describe(const Row<T>& row, Read read, double* count, double* mean, double* variance) {
+  const T origin = first_finite(row, [=](int64_t i) { return T(read(Part<V>{i, 1}, T(0))[0]); });
   double sums[3];
   if (!row.mask) {  // most rows are finite, and then so are their squares
     accumulate_row<V, 2>(row.n, row.threads, sums + 1, [=](auto at, auto* lanes) {
-      const auto d = V::sub(at.load(row.x, origin), V::set(origin));
+      const auto d = V::sub(read(at, origin), V::set(origin));
       lanes[0] = V::add(lanes[0], d);
       lanes[1] = V::fma(d, d, lanes[1]);
     });
     sums[0] = (double)row.n;
   }
   if (row.mask || !std::isfinite(sums[2])) accumulate_scores<V, 3>(row, sums, [=](auto at, auto* lanes) {
-    const auto x = at.scores(row);
+    const auto x = at.allowed(row, read(at, -std::numeric_limits<T>::infinity()));
     const auto finite = V::ge(V::set(Limits<T>::largest), V::abs(x));
     const auto d = V::keep(finite, V::sub(x, V::set(origin)));
     lanes[0] = V::add(lanes[0], V::keep(finite, V::set(1)));
@@ -120,7 +127,9 @@ template <class V, class T> bool describe(const Row<T>& row, double* count, doub
 // A first guess of τ, for normal scores of the row's mean and variance.
 template <class V, class T> bool guess(const Row<T>& row, double* count, Point<T>* point) {
   double mean, variance;
-  if (!describe<V>(row, count, &mean, &variance) || !(row.k < *count)) return false;
+  const bool is_described =
+      with_scores(row, [&](auto read) { return describe<V>(row, read, count, &mean, &variance); });
+  if (!is_described || !(row.k < *count)) return false;
   const double tau = normal_guess<Scalar<double>>(*count, mean, variance > 0 ? variance : 0, row.k, row.temperature);
   *point = Point<T>::at(tau, 0, row.temperature);
   return std::isfinite(tau);

@@ -124,6 +124,8 @@ template <class F, class V, class T> void solve_row(const Row<T>& row, T* p) {
   if constexpr (F::is_logistic) {
     if (!row.is_sharp && (is_long(row) ? solve_long<V>(row, true, p, &point) : solve_quickly<V>(row, p, false, &point)))
       return keep(row, point);
+    if constexpr (sizeof(T) == 4)  // from here on floats are read, often several times
+      if (row.kept && row.kept->x) widen(row.kept->dtype, row.kept->x, row.n, row.threads, const_cast<float*>(row.x));
   } else if (solve_from_sample<F, V>(row, p)) {
     return;
   }
