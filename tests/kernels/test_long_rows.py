@@ -98,3 +98,23 @@ def test_a_short_step_is_short_for_doubles_too(path):
             y = torch.where(z < 0, z.clamp(max=0).exp() / 2, 1 - (-z.clamp(min=0)).exp() / 2)
             low, high = ((low + high) / 2, high) if y.sum() > N / 2 else (low, (low + high) / 2)
         assert (got - y).abs().max() < 1e-11
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("n", [8192, 8195])  # all rows are streamed, or those that begin at a cache line
+def test_a_large_gradient_that_is_streamed_past_the_cache_has_the_bits_of_its_rows(n, dtype, path):
+    x, g = torch.randn(2, 2 * (2 << 20) // (n * dtype.itemsize), n, generator=torch.Generator().manual_seed(4)).to(dtype)
+
+    def solved(x, g):
+        if dtype not in _native.HALVES:
+            y = _native.native_topk(x, 100.0, 0.3, None, path=path)
+            return y, _native.native_pull(g, y, 0.3, path=path)
+        roots = torch.empty(len(x), 2, dtype=torch.float64)
+        y = _native.half_topk(x, 100.0, 0.3, None, path=path, roots=roots)
+        return y, _native.half_pull(g, x, roots, 100.0, 0.3, None, path=path)
+
+    wholes = solved(x, g)
+    for some in (slice(0, 9), slice(len(x) - 9, len(x))):
+        for whole, part in zip(wholes, solved(x[some], g[some]), strict=True):
+            assert torch.equal(whole[some], part)
