@@ -57,8 +57,8 @@ template <class Write> PyObject* filled(PyObject* like, const khot_rows& rows, W
   END_HANDLE_TH_ERRORS
 }
 
-// A node that saves y, which autograd tracks. What is not simple in backward goes to `_pull_value` of ops/_topk.py.
-struct SoftTopK : torch::autograd::Function<SoftTopK> {
+// A node that saves y, which autograd tracks; torch prints the name of the struct. What is not simple in backward goes to `_pull_value` of ops/_topk.py.
+struct TopKBackward : torch::autograd::Function<TopKBackward> {
   static at::Tensor forward(torch::autograd::AutogradContext* node, const at::Tensor& x, const khot_rows* rows) {
     at::Tensor y = at::empty_like(x);
     without_python(*rows, [&] { solve(rows, y.mutable_data_ptr()); });
@@ -101,7 +101,7 @@ struct SoftTopK : torch::autograd::Function<SoftTopK> {
 
 PyObject* solved(PyObject* x, PyObject*, PyObject*, const khot_rows& rows) {
   HANDLE_TH_ERRORS
-  return THPVariable_Wrap(SoftTopK::apply(THPVariable_Unpack(x), &rows));
+  return THPVariable_Wrap(TopKBackward::apply(THPVariable_Unpack(x), &rows));
   END_HANDLE_TH_ERRORS
 }
 
