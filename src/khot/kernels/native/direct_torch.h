@@ -57,7 +57,8 @@ template <class Write> PyObject* filled(PyObject* like, const khot_rows& rows, W
   END_HANDLE_TH_ERRORS
 }
 
-// A node that saves y, which autograd tracks; torch prints the name of the struct. What is not simple in backward goes to `_pull_value` of ops/_topk.py.
+// A node that saves y, which autograd tracks; torch prints the name of the struct. What is not simple in backward goes to
+// `_pull_value` of ops/_topk.py.
 struct TopKBackward : torch::autograd::Function<TopKBackward> {
   static at::Tensor forward(torch::autograd::AutogradContext* node, const at::Tensor& x, const khot_rows* rows) {
     at::Tensor y = at::empty_like(x);
