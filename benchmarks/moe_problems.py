@@ -24,7 +24,7 @@ Route = Callable[..., r.Routing]
 """Scores (tokens, n) and k to a `Routing`."""
 EXPERTS = 8
 BATCH = 256
-TUNING = (1000, 1001, 1002)
+TUNING = tuple(range(1000, 1013))
 """Settings are chosen on these seeds; results are of others."""
 TEMPERATURES = (1.0, 0.3, 0.1)
 DENSE_RATES = (0.01, 0.03, 0.1, 0.3)
