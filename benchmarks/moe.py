@@ -29,6 +29,7 @@ from benchmarks.common import mean_and_error
 from benchmarks.moe_problems import (
     DENSE,
     EXPERTS,
+    OURS,
     PROBLEMS,
     ROUTERS,
     TUNING,
@@ -218,7 +219,7 @@ def table(rows: Sequence[Row]) -> str:
             best = next((router for router in order if router in ROUTERS), order[0])
             lines = [_line(router, of[router], of[best]) for router in order]
             missing = [f"`{each}`" for each, router in ROUTERS.items() if router.least <= k and each not in of]
-            said = verdict(of, order) + (f" Not run: {', '.join(missing)}." if missing else "")
+            said = verdict(of, order, OURS[k]) + (f" Not run: {', '.join(missing)}." if missing else "")
             parts += [f"**{TITLES[name]}, k = {k} of {EXPERTS}**", markdown_table(heading, lines), said]
     return "\n\n".join(parts) + "\n"
 
@@ -246,18 +247,19 @@ def _line(router: str, rows: Sequence[Row], best: Sequence[Row]) -> list[str]:
     return [f"`{router}`", *text, *(f"{value:.2f}" for value in means), settings]
 
 
-def verdict(of: dict[str, list[Row]], order: Sequence[str]) -> str:
-    """Who is first, where σ_k is, and whether a router is behind the linear model."""
+def verdict(of: dict[str, list[Row]], order: Sequence[str], ours: str) -> str:
+    """Who is first, where khot's own formulation and plain σ_k are, and whether a router is behind the linear model."""
     routers = [router for router in order if router in ROUTERS]
     if "sigma_topk" not in routers or len(of["sigma_topk"]) != len(of[routers[0]]):
         return "Not all routers were run."
-    best, ours = routers[0], next(router for router in routers if "sigma" in router)
-    said = f"The first router is `{best}`."
+    best = routers[0]
+    said = f"The first router is `{best}`" + (", which was chosen before scoring." if best == ours else ".")
     for name in dict.fromkeys((ours, "sigma_topk")):
-        if name != best:
+        if name != best and name in of:
             gap, error = _gap(of[name], of[best])
             told = "within" if gap <= 2 * error else "behind by more than"
-            said += f" `{name}` is {told} two standard errors of the difference, {gap:.2f} ± {error:.2f}."
+            about = ", chosen before scoring," if name == ours else ""
+            said += f" `{name}`{about} is {told} two standard errors of the difference, {gap:.2f} ± {error:.2f}."
     linear = fmean(row.error for row in of["linear"]) if "linear" in of else float("inf")
     worse = [f"`{name}`" for name in routers if fmean(row.error for row in of[name]) >= linear]
     return said + (f" Behind the linear model: {', '.join(worse)}." if worse else " All are ahead of the linear model.")

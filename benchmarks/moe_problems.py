@@ -170,6 +170,11 @@ ROUTERS = {
     "balanced_sigma_topk": Contender(_normalized(r.balanced_sigma_topk), joint=True),
     "balanced_sigma_topk, sampled": Contender(_normalized(r.balanced_sigma_topk, sample=True), joint=True),
 }
+OURS = {1: "sigma_topk, margin, sampled", 2: "sigma_topk, sampled"}
+"""For each k khot's formulation for data that are read often, as these are; chosen on tuning seeds, before scoring.
+
+For data that are read fewer than about 60 times it has no samples: "sigma_topk, margin" and "sigma_topk".
+"""
 DENSE = ("dense", "linear")
 """What they are compared with."""
 
