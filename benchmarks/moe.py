@@ -77,7 +77,9 @@ class Plan:
 
 
 STAGES = (Stage(settings=None, seeds=TUNING[:3], steps=500), Stage(settings=4, seeds=TUNING[3:], steps=1000))
-FULL = Plan(seeds=tuple(range(20)), steps=1000, points=10, stages=STAGES)
+FIRST = 100
+"""Seeds from here on are scored; no earlier table, which may have led to a router here, was of these."""
+FULL = Plan(seeds=tuple(range(FIRST, FIRST + 20)), steps=1000, points=10, stages=STAGES)
 QUICK = Plan(seeds=(0, 1), steps=100, points=5, stages=())
 
 
@@ -315,7 +317,7 @@ def main() -> int:
     if not args.redraw:
         plan = QUICK if args.quick else FULL
         if args.seeds:
-            plan = replace(plan, seeds=tuple(range(args.seeds)))
+            plan = replace(plan, seeds=tuple(range(FIRST, FIRST + args.seeds)))
         files = [places.results / name for name in ("moe.csv", "moe_load.csv", "moe_tuning.csv")]
         rows, curves = (_read(path) if args.more else [] for path in files[:2])
         trials = _read(files[2], Trial) if args.more else []
