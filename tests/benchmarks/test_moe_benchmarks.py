@@ -146,6 +146,27 @@ def test_mixtures_at_once_are_those_of_the_layer(router, problem):
         torch.testing.assert_close(models.experts.w2.grad[i].mT, slopes, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("k", [1, 2])
+def test_balanced_members_in_training_are_those_of_the_route(k):
+    """Their prices are found together, and from those of the batch before."""
+    p = problems.regression(0)
+    models = problems.Mixtures(problems.ROUTERS["balanced_sigma_topk"], k, p, [3, 4], [0.3, 0.1])
+    for start in (0, 256):
+        found = models(torch.stack([p.x[start : start + 256]] * 2))[1]
+        for i, logits in enumerate(found.logits):
+            expected = routing.balanced_sigma_topk(logits, k, normalize=k > 1)
+            torch.testing.assert_close(found.probs[i], expected.probs, rtol=0, atol=2e-3)
+            mine, theirs = (problems._dense(each) for each in (routing.Routing(*(v[i] for v in found)), expected))
+            same = (mine > 0).eq(theirs > 0).all(-1)  # a tie within the tolerance may be decided the other way
+            assert same.float().mean() > 0.98
+            torch.testing.assert_close(mine[same], theirs[same], rtol=0, atol=5e-3)
+            slopes = [
+                torch.autograd.grad(each.square().sum(), found.logits, retain_graph=True)[0][i]
+                for each in (mine, theirs)
+            ]
+            torch.testing.assert_close(slopes[0][same], slopes[1][same], rtol=0.02, atol=0.02)
+
+
 def test_members_do_not_touch_each_other():
     setting = problems.Setting(0.03, 0.3, 0.01)
     ((_, both),) = problems.train(
