@@ -5,8 +5,8 @@ and a linear model. Settings (learning rate, temperature, weight of the balance)
 and on data that is not scored: all of a grid on three seeds and half of the steps, then the best four on ten more seeds
 and all steps. Seeds of a router are trained together, with the same batches for every router. Writes
 results/moe_tuning.csv, results/moe.csv, results/moe_load.csv (the run over time), docs/tables/moe.md and
-docs/img/moe-load.svg; an hour and a half, one thread. Ctrl-C ends early, and writes what there is. `--more` keeps the
-runs of the CSVs, and adds those that are missing; `--tune` ends before anything is scored.
+docs/img/moe-load.svg; an hour, one thread. Ctrl-C ends early, and writes what there is. `--more` keeps the runs of the
+CSVs, and adds those that are missing; `--tune` ends before anything is scored.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def chosen(plan: Plan, trials: Sequence[Trial]) -> dict[tuple[str, int, str], Se
     """For each case the best setting of the last stage, or the first of each list if nothing was tuned."""
     settings = {(name, k, router): grid(router, PROBLEMS[name](TUNING[0]))[0] for name, k, router in cases()}
     of: dict[tuple[str, int, str], list[Trial]] = {}
-    for trial in trials:
+    for trial in trials if plan.stages else ():
         if trial.seed in plan.stages[-1].seeds:
             of.setdefault((trial.problem, trial.k, trial.router), []).append(trial)
     return settings | {case: ranked(each)[0] for case, each in of.items()}
