@@ -13,7 +13,7 @@ import csv
 import io
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -248,14 +248,17 @@ def main() -> int:
     parser.add_argument("--redraw", action="store_true", help="only the table, from the CSV there is")
     parser.add_argument("--first", type=int, metavar="N", help="train on the first N characters alone; to out/")
     parser.add_argument("--only", nargs="+", default=[], metavar="ROUTER", help="these routers alone; to out/")
+    parser.add_argument("--seeds", type=int, nargs="+", metavar="SEED", help="these seeds instead; to out/")
     args = parser.parse_args()
-    is_partial = args.first is not None or bool(args.only)
+    is_partial = args.first is not None or bool(args.only or args.seeds)
     places = common.places(args, is_partial)
     torch.set_num_threads(1)
     path, names = places.results / "moe_text.csv", [field.name for field in fields(Row)]
     text = encode(args.text.read_text(encoding="utf-8"))
     rows = from_csv(path.read_text(encoding="utf-8")) if path.exists() and not (args.quick or is_partial) else []
-    for row in () if args.redraw else run(text, QUICK if args.quick else FULL, tuple(rows), args.first, args.only):
+    plan = QUICK if args.quick else FULL
+    plan = replace(plan, seeds=tuple(args.seeds)) if args.seeds else plan
+    for row in () if args.redraw else run(text, plan, tuple(rows), args.first, args.only):
         rows.append(row)
         common.write(path, common.to_csv(rows, names, digits=6))
         print(f"k = {row.k}, {row.router}, seed {row.seed}: {row.loss:.3f}", file=sys.stderr, flush=True)

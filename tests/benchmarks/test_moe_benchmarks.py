@@ -146,6 +146,27 @@ def test_mixtures_at_once_are_those_of_the_layer(router, problem):
         torch.testing.assert_close(models.experts.w2.grad[i].mT, slopes, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("k", [1, 2])
+def test_balanced_members_in_training_are_those_of_the_route(k):
+    """Their prices are found together, and from those of the batch before."""
+    p = problems.regression(0)
+    models = problems.Mixtures(problems.ROUTERS["balanced_sigma_topk"], k, p, [3, 4], [0.3, 0.1])
+    for start in (0, 256):
+        found = models(torch.stack([p.x[start : start + 256]] * 2))[1]
+        for i, logits in enumerate(found.logits):
+            expected = routing.balanced_sigma_topk(logits, k, normalize=k > 1)
+            torch.testing.assert_close(found.probs[i], expected.probs, rtol=0, atol=2e-3)
+            mine, theirs = (problems._dense(each) for each in (routing.Routing(*(v[i] for v in found)), expected))
+            same = (mine > 0).eq(theirs > 0).all(-1)  # a tie within the tolerance may be decided the other way
+            assert same.float().mean() > 0.98
+            torch.testing.assert_close(mine[same], theirs[same], rtol=0, atol=5e-3)
+            slopes = [
+                torch.autograd.grad(each.square().sum(), found.logits, retain_graph=True)[0][i]
+                for each in (mine, theirs)
+            ]
+            torch.testing.assert_close(slopes[0][same], slopes[1][same], rtol=0.02, atol=0.02)
+
+
 def test_members_do_not_touch_each_other():
     setting = problems.Setting(0.03, 0.3, 0.01)
     ((_, both),) = problems.train(
@@ -254,10 +275,65 @@ def test_the_table_is_that_of_the_results():
             assert contender.least > k or f"`{router}`" in part
 
 
+def a_trial(**changes):
+    trial = moe.Trial(
+        problem="regression",
+        k=2,
+        router="sigma_topk",
+        seed=1003,
+        steps=2,
+        rate=0.03,
+        temperature=0.3,
+        balance=0.01,
+        error=0.25,
+    )
+    return replace(trial, **changes)
+
+
+def test_the_best_setting_is_that_of_the_last_stage():
+    few = [a_trial(seed=1000, temperature=t, error=e) for t, e in {1.0: 0.1, 0.3: 0.2}.items()]
+    last = [
+        a_trial(seed=s, temperature=t, error=e + s % 2) for t, e in {1.0: 0.3, 0.3: 0.2}.items() for s in (1003, 1004)
+    ]
+    found = moe.chosen(moe.FULL, [*few, *last])
+    assert found["regression", 2, "sigma_topk"] == problems.Setting(0.03, 0.3, 0.01)
+    assert [setting.temperature for setting in moe.ranked(few)] == [1.0, 0.3]
+    assert moe.from_csv(moe.to_csv(few, moe.Trial), moe.Trial) == few
+
+
+def test_no_stage_of_the_tuning_has_seeds_of_another_or_scored_ones():
+    seeds = [*moe.FULL.seeds, *(seed for stage in moe.FULL.stages for seed in stage.seeds)]
+    assert len(set(seeds)) == len(seeds)
+    assert {seed for stage in moe.FULL.stages for seed in stage.seeds} == set(problems.TUNING)
+
+
+def test_the_settings_of_the_results_are_those_of_the_tuning():
+    results = ROOT / "benchmarks" / "results"
+    trials = moe.from_csv((results / "moe_tuning.csv").read_text(encoding="utf-8"), moe.Trial)
+    settings = moe.chosen(moe.FULL, trials)
+    for row in moe.from_csv((results / "moe.csv").read_text(encoding="utf-8")):
+        assert problems.Setting(row.rate, row.temperature, row.balance) == settings[row.problem, row.k, row.router]
+    runs = Counter((trial.problem, trial.k, trial.router, trial.seed) for trial in trials)
+    for case in moe.cases():  # the same tuning for each: all settings, then a few
+        tried = len(problems.grid(case[2], problems.PROBLEMS[case[0]](0)))
+        for stage in moe.FULL.stages:
+            assert {runs[*case, seed] for seed in stage.seeds} == {min(tried, stage.settings or tried)}
+
+
 def test_a_short_run(monkeypatch):
     monkeypatch.setattr(moe, "CASES", (("regression", 2),))
-    plan = moe.Plan(seeds=(0,), steps=2, points=1, tuning_steps=0)
-    rows = [row for found in moe.run(plan) for row in found]
+    few = {"sigma_topk, sampled late": problems.ROUTERS["sigma_topk, sampled late"]}
+    with monkeypatch.context() as context:
+        context.setattr(moe, "ROUTERS", few)
+        stages = tuple(replace(stage, steps=2) for stage in moe.STAGES)
+        plan = moe.Plan(seeds=(0,), steps=2, points=1, stages=stages)
+        tried = list(moe.tune(plan))
+        assert [len(trials) for trials in tried] == [36, 40, 12, 40, 12, 40]  # dense and linear have four settings
+        known = [trial for trials in tried for trial in trials]
+        assert not list(moe.tune(plan, known=known))
+        assert [len(trials) for trials in moe.tune(plan, known=known[36:])] == [36]
+    plan = moe.Plan(seeds=(0,), steps=2, points=1, stages=())
+    rows = [row for found in moe.run(plan, moe.chosen(plan, [])) for row in found]
     assert {row.router for row in rows} == {*moe.ROUTERS, *moe.DENSE}
     assert "<svg" in common.svg(moe.figure(rows))
 
