@@ -223,23 +223,12 @@ def test_the_dense_network_is_as_large_as_what_a_token_meets():
     assert size == pytest.approx(meets, rel=0.02)
 
 
+ABOUT = {"problem": "regression", "router": "sigma_topk", "rate": 0.03, "temperature": 0.3, "error": 0.25}
+MEASURES = {"violation": 0.5, "dead": 1, "entropy": 1.5, "active": 1.0}
+
+
 def a_row(**changes):
-    row = moe.Row(
-        problem="regression",
-        k=1,
-        router="sigma_topk",
-        seed=0,
-        step=10,
-        rate=0.03,
-        temperature=0.3,
-        balance=0.0,
-        error=0.25,
-        violation=0.5,
-        dead=1,
-        entropy=1.5,
-        active=1.0,
-    )
-    return replace(row, **changes)
+    return moe.Row(**{**ABOUT, **MEASURES, "k": 1, "seed": 0, "step": 10, "balance": 0.0, **changes})
 
 
 def test_rows_survive_the_file():
@@ -276,18 +265,7 @@ def test_the_table_is_that_of_the_results():
 
 
 def a_trial(**changes):
-    trial = moe.Trial(
-        problem="regression",
-        k=2,
-        router="sigma_topk",
-        seed=1003,
-        steps=2,
-        rate=0.03,
-        temperature=0.3,
-        balance=0.01,
-        error=0.25,
-    )
-    return replace(trial, **changes)
+    return moe.Trial(**{**ABOUT, "k": 2, "seed": 1003, "steps": 2, "balance": 0.01, **changes})
 
 
 def test_the_best_setting_is_that_of_the_last_stage():

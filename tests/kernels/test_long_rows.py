@@ -104,7 +104,8 @@ def test_a_short_step_is_short_for_doubles_too(path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("n", [8192, 8195])  # all rows are streamed, or those that begin at a cache line
 def test_a_large_gradient_that_is_streamed_past_the_cache_has_the_bits_of_its_rows(n, dtype, path):
-    x, g = torch.randn(2, 2 * (2 << 20) // (n * dtype.itemsize), n, generator=torch.Generator().manual_seed(4)).to(dtype)
+    rows = (4 << 20) // (n * dtype.itemsize)
+    x, g = torch.randn(2, rows, n, generator=torch.Generator().manual_seed(4)).to(dtype)
 
     def solved(x, g):
         if dtype not in _native.HALVES:
