@@ -158,6 +158,8 @@ class SparseAutoencoder(KeepsPrecision):
             rows = code.reshape(-1, code.shape[-1])
             tokens, latents = rows.detach().nonzero(as_tuple=True)
             code = SparseCode(rows[tokens, latents], tokens, latents, tuple(code.shape))
+        elif code.shape[-1] != len(self.b_enc):
+            raise ValueError(f"`code` must have {len(self.b_enc)} latents in its last dimension; got {code.shape}.")
         return self._restored(self._decoded(code), code)
 
     def forward(
@@ -263,6 +265,7 @@ class SparseAutoencoder(KeepsPrecision):
     @classmethod
     def from_weights(cls, config: SparseAutoencoderConfig, weights: dict[str, Tensor], **how: Any) -> Self:
         """Make a model in evaluation mode of what `weights` returned; `how` is as for `load`."""
+        _files.check_shapes("`weights`", config, weights)
         sae = cls(config, **how).to(weights["W_dec"].dtype)
         own = sae.ranks.part(config.latents)
         with torch.no_grad():
