@@ -26,6 +26,7 @@ HEAD = (
 COLORS = {name: f"#{i:02}{i:02}{i:02}" for i, name in enumerate(("ink", "dim", "line", "mark", "other", "warm"), 1)}
 """What matplotlib draws with; in the page they become the variables of report.css, which differ in light and dark."""
 CURVES = (("mark", "-"), ("warm", "--"))  # curves differ without colours too
+MARKED = 20  # points of a curve up to which each has a marker
 BLUE = (0.2, 0.55, 0.8)  # of pictures, whose cells differ in opacity: it is seen on white and on black
 CHART = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), COLORS["ink"]),
@@ -113,7 +114,9 @@ def lines(
     def draw(axes: Any) -> None:
         known = {n: [(u, v) for u, v in c if math.isfinite(v) and (v > 0 or not log)] for n, c in series.items()}
         for (color, dash), (name, curve) in zip(CURVES, known.items(), strict=False):
-            axes.plot([u for u, _ in curve], [v for _, v in curve], dash, color=COLORS[color], label=name)
+            marker = "o" if len(curve) <= MARKED else None  # a line of one point is not seen
+            style: dict[str, Any] = {"color": COLORS[color], "label": name, "marker": marker, "markersize": 4}
+            axes.plot([u for u, _ in curve], [v for _, v in curve], dash, **style)
         values = [v for curve in known.values() for _, v in curve]
         if log and values:
             axes.set(yscale="log", ylim=(min(values) / 1.3, max(values) * 1.3))
