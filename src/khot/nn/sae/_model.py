@@ -118,14 +118,14 @@ class SparseAutoencoder(KeepsPrecision):
                 got = f"{int(bad.sum())} of {len(bad)} rows that are not, first {int(bad.nonzero()[0])}"
                 raise ValueError(f"`{name}` must be finite in {rows.dtype}; got {got}: leave them out.")
         k = _axes.number(self.k)
-        center, size = middle(goals, k)
+        center, size = middle(goals, k, "x" if target is None else "target")
         self.scale.fill_(size)
         self.b_dec.copy_(center / self.scale)
         centred = wanted = goals / self.scale - self.b_dec
         if self.config.d_out is None:
             self.W_enc.copy_(self.W_dec.t())
         else:
-            origin, size = middle(inputs, k)
+            origin, size = middle(inputs, k, "x")
             self.input_scale.fill_(size)
             centred = (inputs - origin) / self.input_scale
             best_map = linear_map(centred.double(), wanted.double())
