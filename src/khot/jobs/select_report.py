@@ -197,7 +197,13 @@ def missed(s: Selection, feature: Feature) -> list[str]:
         return []
     if feature.loss is None or feature.error is None:
         return [""]
-    return [f"{100 * feature.loss:.2g} ± {100 * feature.error:.1g} %"]
+    return [f"{_rounded(100 * feature.loss, 2)} ± {_rounded(100 * feature.error, 1)} %"]
+
+
+def _rounded(value: float, digits: int) -> str:
+    """Round to significant digits, at most four of them behind the point, and write no exponent."""
+    shown = f"{float(f'{value:.{digits}g}'):.4f}".rstrip("0").rstrip(".")
+    return "0" if shown == "-0" else shown
 
 
 def similar(s: Selection) -> list[str]:
