@@ -107,8 +107,8 @@ def lines(
 ) -> Html:
     """Draw curves over steps, or another x, with a legend.
 
-    Points that are not finite, or not positive on a log scale, are left out. An axis that is not logarithmic has whole
-    numbers from 0 if all values are.
+    Points that are not finite, or not positive on a log scale, are left out. An axis of whole numbers has no others;
+    y begins at 0 then, if it is not logarithmic.
     """
 
     def draw(axes: Any) -> None:
@@ -126,6 +126,8 @@ def lines(
         elif all(v == round(v) for v in values):
             axes.set_ylim(-0.03 * (most := max([1.0, *values])), 1.1 * most)
             axes.yaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+        if all(u == round(u) for curve in known.values() for u, _ in curve):
+            axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
         axes.set(xlabel=x, ylabel=y)
         axes.grid(axis="y")
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(known))
