@@ -104,6 +104,8 @@ class SparseAutoencoderConfig:
         ends = (0, *self.prefixes, self.latents)
         if any(low >= high for low, high in pairwise(ends)):
             raise ValueError(f"`prefixes` must rise, between 0 and {self.latents} latents; got {self.prefixes}.")
+        if self.layer_norm and self.d_in < 2:
+            raise ValueError("`layer_norm` needs `d_in` ≥ 2, since one number has no deviation; got 1.")
         if self.d_out is not None:
             _check.at_least("d_out", self.d_out, 1)
             if self.layer_norm:
