@@ -163,8 +163,7 @@ def select(
         try:
             result = job.select(source, kind, count, **work, on_progress=on_progress, on_interrupt=warn)
         except MemoryError:
-            what = f"{len(source.x)} rows and {len(names)} features need more memory than there is"
-            fail("select", f"{what}: leave features out with --drop, or give a --target")
+            fail("select", f"{len(names)} features need more memory than there is: leave some out with --drop")
     as_json = job.to_json(result, report_path)
     if report_path is not None:
         write(report_path, make_report(result, command()))

@@ -115,8 +115,7 @@ def lines(
         known = {n: [(u, v) for u, v in c if math.isfinite(v) and (v > 0 or not log)] for n, c in series.items()}
         for (color, dash), (name, curve) in zip(CURVES, known.items(), strict=False):
             marker = "o" if len(curve) <= MARKED else None  # a line of one point is not seen
-            style: dict[str, Any] = {"color": COLORS[color], "label": name, "marker": marker, "markersize": 4}
-            axes.plot([u for u, _ in curve], [v for _, v in curve], dash, **style)
+            axes.plot(*np.reshape(curve, (-1, 2)).T, dash, color=COLORS[color], label=name, marker=marker, ms=4)
         values = [v for curve in known.values() for _, v in curve]
         if log and values:
             axes.set(yscale="log", ylim=(min(values) / 1.3, max(values) * 1.3))
