@@ -46,7 +46,15 @@ def answer(first: str) -> None:
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line; Ctrl-C ends it without a traceback."""
+    try:
+        _run()
+    except KeyboardInterrupt:  # while torch is imported: later, commands answer themselves
+        print(f"\nkhot {' '.join(sys.argv[1:2])}: interrupted.", file=sys.stderr)
+        sys.exit(130)
+
+
+def _run() -> None:
     first, *more = sys.argv[1:] or ["--help"]
     answer(first)
     if (count := os.environ.get("WORLD_SIZE", "1")) != "1" and first not in ("sae", "info"):

@@ -70,14 +70,14 @@ AREAS = {
         {"distributed", "nn/sae/_ranks.py", "_math/across.py", "_math/chunks.py"},
     ),
     "feature selection": (
-        3_433,
+        3_470,
         {f"jobs/{name}.py" for name in ("_compare", "_table", "_text", "_trust", "_values", "_wish")}
         | {"jobs/select.py", "jobs/select_report.py"}
         | {f"sklearn/{name}.py" for name in ("_blocks", "_gate", "_judges", "_knockoffs", "_portfolio", "_problem")}
         | {"sklearn/_selector.py"},
     ),
-    "feature browser": (687, {"jobs/_browser.py", "jobs/sae_names.py", "sae/_features.py", "sae/_texts.py"}),
-    "autoencoders": (2_562, {"sae", "nn/sae", "jobs/sae_report.py"}),
+    "feature browser": (713, {"jobs/_browser.py", "jobs/sae_names.py", "sae/_features.py", "sae/_texts.py"}),
+    "autoencoders": (2_655, {"sae", "nn/sae", "jobs/sae_report.py"}),
     "the rest": (13_955, set()),
 }
 """Ratchets of lines, with the folders and files that each counts. Lower them when code shrinks."""

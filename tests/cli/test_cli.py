@@ -42,6 +42,14 @@ def test_help_and_version_need_neither_an_extra_nor_torch(words, says):
 
 
 @pytest.mark.slow
+def test_ctrl_c_while_torch_is_imported_is_no_traceback():
+    finder = "class Finder:\n  def find_spec(name, *_):\n    if name == 'torch': raise KeyboardInterrupt"
+    done = khot_command(["sae", "x.npy"], before=f"{finder}\nsys.meta_path.insert(0, Finder)")
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "\nkhot sae: interrupted.\n"
+
+
+@pytest.mark.slow
 def test_a_typing_error_is_told_without_torch():
     done = khot_command(["selct"], *EXTRAS, before=SAY_TORCH)
     assert (done.returncode, done.stdout) == (2, "False\n")

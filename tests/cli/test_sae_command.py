@@ -8,7 +8,7 @@ import kill_sae
 import numpy as np
 import pytest
 import torch
-from sae_runs import CONFIG, SHORT, TOKENS, files, matrix, stop_at
+from sae_runs import CONFIG, SHORT, TOKENS, D, files, matrix, stop_at
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
@@ -16,7 +16,7 @@ import khot_cli
 from khot.cli._app import app
 from khot.jobs._browser import SCRIPT
 from khot.nn import SparseAutoencoder
-from khot.sae import Trainer, open_activations, train
+from khot.sae import Trainer, _run, open_activations, train
 
 pytestmark = pytest.mark.slow
 
@@ -169,6 +169,7 @@ def test_the_unembedding_of_a_transcoder_has_the_columns_of_its_targets(acts, tm
         (["--k", "inf"], "`k` must be > 0 and finite; got inf."),
         (["--k", "nan"], "`k` must be > 0 and finite; got nan."),
         (["--array", "zz"], "must have an array 'zz'; got acts."),
+        (["--target-array", "acts"], "--target-array needs --target, the file of targets; got 'acts' alone."),
         (["--kind", "mutual"], "`kind` must be one of 'topk', 'batch', 'feature', 'jumprelu'; got 'mutual'."),
         (["--selector", "nosuch"], "`selector` must be one of 'hard', 'straight-through', 'soft', 'sampled'"),
         (["--steps", 0], "`steps` must be ≥ 1; got 0."),
@@ -268,6 +269,18 @@ def test_one_row_held_out_has_no_variance_and_json_no_nan(tmp_path):
     assert "of the variance of the tokens;" in report
     again = sae(tmp_path / "x.npy", "--k", 3, "--latents", 64, "--steps", 3, "--out", tmp_path / "out", "--resume")
     assert "–" in again.stdout
+
+
+def test_measured_rows_without_variance_have_a_report(tmp_path, monkeypatch):
+    """The report formatted an unknown number: a TypeError after the training."""
+    monkeypatch.setattr(_run, "MOST", 100)
+    x = np.zeros((TOKENS, D), np.float32)
+    x[1] = 1
+    np.save(tmp_path / "x.npy", x)
+    out = tmp_path / "out"
+    done = sae(tmp_path / "x.npy", "--k", 3, "--latents", 64, "--steps", 3, "--batch-size", 100, "--out", out)
+    assert done.exit_code == 0, done.output
+    assert "explain an unknown part of the variance" in (out / "report.html").read_text()
 
 
 def test_another_run_is_not_overwritten(acts, tmp_path):

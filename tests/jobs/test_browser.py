@@ -10,7 +10,8 @@ import torch
 from chromium import BROWSER, REQUIRED, Chromium
 
 from khot.jobs import _browser
-from khot.jobs._page import page
+from khot.jobs._page import meter, page, table
+from khot.jobs.sae_report import FRONTIER
 from khot.nn import SparseAutoencoder, SparseAutoencoderConfig
 from khot.sae import Tokens, features
 
@@ -278,3 +279,26 @@ class TestInChromium:
             )
             assert is_beside == (width > 700), "beside the list, and on a phone below it"
             assert len(base64.b64decode(tab.call("Page.captureScreenshot")["data"])) > 5000
+
+
+@browser
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1000])
+def test_figures_stand_below_their_names_at_any_width(tmp_path, width):
+    """On a phone the first, empty name of the table of a sweep was hidden, so L0 stood below FVU."""
+    tables = [
+        table(FRONTIER, [["k8", "8", "0.3", "0.4", "99"]]),
+        table(["share of tokens", "", "latents"], [["1e-3", meter(1), "7"]]),
+        table(["", "a", "", "b", "c"], [["x", "1", meter(1), "2", "3"]]),
+    ]
+    path = tmp_path / "tables.html"
+    path.write_text(page("tables", *tables, command="khot", packages=()), encoding="utf-8")
+    with Chromium(width=width) as one:
+        one.open(path.as_uri())
+        shift = """Math.max(...[...document.querySelectorAll("table")].flatMap((table) => {
+          const right = (cell) => cell.getBoundingClientRect().right;
+          const [names, cells] = [...table.rows].map((row) => [...row.cells].map(right));
+          return names.map((end, i) => Math.abs(end - cells[i]));
+        }))"""
+        assert one.js(shift) < 1

@@ -47,3 +47,10 @@ def test_images_are_one_picture_each():
     assert _page.pairs(images, chosen, description="d").count("<image") == 6
     assert _page.pairs(0 * images, chosen, description="d").count("<image") == 6
     assert _page.pixels(images[0], chosen, description="d").count("var(--warm)") == 4
+
+
+def test_a_curve_of_few_points_has_markers():
+    """A sweep that was interrupted in its second run had a frontier without a mark: a line of one point is not seen."""
+    for count, has_markers in ((1, True), (20, True), (21, False)):
+        chart = _page.lines({"a": [(i, 1.5) for i in range(count)]}, y="y", description="d")
+        assert ("fill: var(--mark)" in chart) == has_markers

@@ -162,3 +162,28 @@ def test_rows_without_a_target_are_left_out(table):
 def test_bad_tables_are_value_errors(tmp_path):
     with pytest.raises(TableError, match="is missing"):
         read_table(tmp_path / "a.csv", None)
+
+
+def test_the_y_of_an_npz_file_is_the_target_from_the_command_line_too(tmp_path):
+    """`khot select a.npz` gave an empty list of targets: y became a feature, and the task was reconstruction."""
+    x, y = np.random.default_rng(0).standard_normal((20, 3)), np.arange(20) % 2
+    np.savez(tmp_path / "a.npz", X=x, y=y)
+    for none in (None, (), []):
+        found = read_table(tmp_path / "a.npz", none)
+        assert (found.target, found.names) == ("y", ["x0", "x1", "x2"])
+    for odd in (y[:5], x):
+        np.savez(tmp_path / "odd.npz", X=x, y=odd)
+        with pytest.raises(TableError, match=r"y must have a value for each of the 20 rows of X; got \("):
+            read_table(tmp_path / "odd.npz", None)
+    np.savez(tmp_path / "more.npz", X=x, y=y, version=3)
+    assert any("version ()" in note for note in read_table(tmp_path / "more.npz", ()).notes)
+    np.savez(tmp_path / "none.npz", X=x[:0], y=y[:0])
+    with pytest.raises(TableError, match=r"the target .y. has no values"):
+        read_table(tmp_path / "none.npz", ())
+
+
+def test_rows_without_a_group_are_counted(tmp_path):
+    rows = [f"{i},{i % 7},{'' if i % 3 else f'p{i % 5}'}" for i in range(30)]
+    (tmp_path / "a.csv").write_text("\n".join(["a,y,who", *rows]))
+    found = read_table(tmp_path / "a.csv", "y", rows_of="who")
+    assert any("6 groups, of which one has the 20 rows without a value." in note for note in found.notes)

@@ -144,3 +144,17 @@ def test_weights_groups_of_rows_and_several_targets_of_a_file(tmp_path):
         read_table(path, ["y"], weight="a")
     with pytest.raises(TableError, match="several targets must be numbers; got strings in 'who'"):
         read_table(path, ["y", "who"])
+
+
+@pytest.mark.parametrize("of_ten", [1, 3, 6, 9])
+def test_a_column_of_commas_and_points_is_not_one_of_words(tmp_path, of_ten):
+    """Each number became a category of its own, and the column that mattered most was of no use."""
+    rng = np.random.default_rng(0)
+    lines = ["a;b;y"]
+    for i in range(200):
+        a, b = rng.standard_normal(2).round(4)
+        lines.append(f"{str(a).replace('.', ',') if i % 10 < of_ten else a};{b};{a + b}")
+    with pytest.raises(TableError, match=r"column 'a' must have one decimal mark; got .* and .*: write them alike"):
+        read(tmp_path, "\n".join(lines))
+    with pytest.raises(TableError, match=r"column 'a' must have one decimal mark"):
+        read(tmp_path, "\n".join(lines), decimal=".")

@@ -83,3 +83,12 @@ def test_a_selection_with_weights_groups_and_several_targets():
     assert "SelectKBest" not in result.scores
     assert result.scores["khot"].mean > 0.9
     assert 0.5 < result.chosen[0].loss <= 1.1
+
+
+def test_a_group_has_no_name_of_a_feature_outside_it():
+    """`--group a=b,c` took the feature a into the group, too, in silence."""
+    names = ["a", "b", "c", "colour=green", "colour=red"]
+    for text in ("a=b,c", "colour=a,b", "colour=a,colour=red"):
+        with pytest.raises(TableError, match="--group needs a name that no other feature has"):
+            read_groups([text], names)
+    assert read_groups(["a=a,b"], names) == {"a": ["a", "b"]}

@@ -10,7 +10,7 @@ import torch
 from sae_runs import D, matrix
 from safetensors.torch import save_file
 
-from khot.sae import _activations, check_activations, open_activations
+from khot.sae import Activations, Pairs, _activations, check_activations, open_activations
 
 pytestmark = pytest.mark.slow
 
@@ -99,3 +99,32 @@ def test_a_npy_file_has_no_names(tmp_path):
     np.save(tmp_path / "x.npy", matrix())
     with pytest.raises(ValueError, match=r"x.npy must be opened without the name of an array, .* got 'zz'"):
         open_activations(tmp_path / "x.npy", "zz")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "[]",
+        '{"x": 3}',
+        '{"x": {"dtype": "F32"}}',
+        '{"x": {"dtype": "F32", "shape": [4, 4], "data_offsets": "xx"}}',
+        '{"x": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0]}}',
+        '{"x": {"dtype": "F32", "shape": [4, "b"], "data_offsets": [0, 64]}}',
+        '{"x": {"dtype": "F32", "shape": [4, 4], "data_offsets": [-8, 56]}}',
+        '{"x": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 32]}}',
+    ],
+)
+def test_a_safetensors_header_that_does_not_fit_is_no_array(header, tmp_path):
+    """Offsets below 0 mapped the header as numbers, and a shape too large those of the next array, in silence."""
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header.encode() + bytes(128))
+    with pytest.raises(ValueError, match=r"x\.safetensors must "):
+        open_activations(path)
+
+
+def test_targets_that_do_not_vary_are_refused(tmp_path):
+    """`khot sae` trained on them, and ended with a TypeError in the report."""
+    x, y = matrix(), np.ones((len(matrix()), 3), np.float32)
+    for inputs, targets, what in ((x, y, "targets"), (y, x, "activations")):
+        with pytest.raises(ValueError, match=f"{what} must have at least two different rows"):
+            check_activations(Pairs(Activations(inputs), Activations(targets)))

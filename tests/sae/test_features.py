@@ -205,3 +205,44 @@ def test_files_that_are_no_tokens(tmp_path):
             open_tokens(tmp_path / "bad.jsonl")
     with pytest.raises(ValueError, match=r"jsonl, \.txt or \.npy"):
         open_tokens(tmp_path / "tokens.csv")
+
+
+def test_a_vocabulary_of_odd_numbers_is_refused(tmp_path):
+    """A number of 1e9 took all memory, and others raised a TypeError."""
+    path = tmp_path / "v.json"
+    for text in ('{"a": 1000000000}', '{"a": -1}', '{"a": 1.5}', '{"a": true}', '{"a": "x"}', '{"a": null}'):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"v\.json must have token numbers from 0 to"):
+            open_vocabulary(path)
+    for content in (b"{", b"\xff\xfe\x00"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"v\.json must be a JSON file"):
+            open_vocabulary(path)
+
+
+def test_damaged_files_of_token_numbers_are_named(tmp_path):
+    np.save(tmp_path / "ids.npy", np.arange(100))
+    np.savez(tmp_path / "ids.npz", a=np.arange(100))
+    whole = (tmp_path / "ids.npy").read_bytes()
+    for content in (b"", b"no numpy", whole[:20], whole[:-8], (tmp_path / "ids.npz").read_bytes()):
+        (tmp_path / "ids.npy").write_bytes(content)
+        with pytest.raises(ValueError, match=r"ids\.npy must be a complete \.npy file"):
+            open_tokens(tmp_path / "ids.npy", list(map(str, range(100))))
+
+
+def test_rows_that_are_not_finite_are_not_counted_as_silent():
+    """A latent looked dead where the rows were NaN; an unembedding of NaN raised an error of torch."""
+    sae, x = whole()
+    with pytest.raises(ValueError, match=r"must be finite; got NaN or infinite values in row 7"):
+        features(sae, torch.where(torch.arange(len(x))[:, None] == 7, torch.nan, x))
+    with pytest.raises(ValueError, match="`unembedding` must be finite"):
+        features(sae, x, unembedding=torch.full((3, x.shape[1]), torch.nan))
+    with pytest.raises(ValueError, match=r"shape \(tokens, d\); got \(6,\)"):
+        features(sae, x[0])
+
+
+def test_tensors_of_any_form_are_read():
+    sae, x = whole()
+    expected = features(sae, x.bfloat16().float())
+    for same in (x.bfloat16(), x.bfloat16().double(), x.bfloat16().float().requires_grad_()):
+        assert torch.equal(features(sae, same).count, expected.count)

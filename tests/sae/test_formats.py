@@ -104,3 +104,56 @@ def test_no_pickle_is_executed(tmp_path):
     torch.save({"k": Bad()}, tmp_path / "ae.pt")
     with pytest.raises(Exception, match=r"weights_only|Unsupported|Weights only"):
         load_dictionary_learning(tmp_path)
+
+
+def test_weights_that_do_not_fit_are_named_and_never_broadcast(tmp_path):
+    """A b_dec of one number was spread over all inputs in silence; other shapes and names raised torch's errors."""
+    from safetensors.torch import load_file, save_file
+
+    folders = [tmp_path / name for name in ("sparsify", "topk", "batch", "jumprelu")]
+    save_sparsify(make(), folders[0])
+    for folder in folders[1:]:
+        save_dictionary_learning(train(make(selectors.straight_through, kind=folder.name)), folder)
+
+    def attack(folder, name, change):
+        is_ours = folder.name == "sparsify"
+        path = folder / ("sae.safetensors" if is_ours else "ae.pt")
+        whole = path.read_bytes()
+        tensors = load_file(path) if is_ours else torch.load(path, weights_only=True)
+        tensors[name] = None if change is None else change(tensors[name]).contiguous()
+        tensors = {of: t for of, t in tensors.items() if t is not None}
+        save_file(tensors, path) if is_ours else torch.save(tensors, path)
+        with pytest.raises(ValueError, match=r"must hold|must have|must satisfy"):
+            (load_sparsify if is_ours else load_dictionary_learning)(folder)
+        path.write_bytes(whole)
+
+    cases = {
+        "sparsify": ("encoder.weight", "encoder.bias", "W_dec", "b_dec"),
+        "topk": ("encoder.weight", "encoder.bias", "decoder.weight", "b_dec"),
+        "batch": ("encoder.weight", "encoder.bias", "decoder.weight", "b_dec"),
+        "jumprelu": ("W_enc", "b_enc", "W_dec", "b_dec", "threshold"),
+    }
+    for folder in folders:
+        for name in cases[folder.name]:
+            for change in (None, lambda t: t[:1], lambda t: t[:5], lambda t: t.sum(-1), lambda t: t.int()):
+                if name == "threshold" and change is not None and change(torch.ones(N)).ndim == 0:
+                    continue  # one threshold for all latents is a form of theirs
+                attack(folder, name, change)
+    attack(tmp_path / "topk", "k", None)
+    attack(tmp_path / "batch", "threshold", None)
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", None])
+def test_a_damaged_file_of_tensors_is_named(content, tmp_path):
+    save_dictionary_learning(make(), tmp_path)
+    path = tmp_path / "ae.pt"
+    path.write_bytes(path.read_bytes()[:2000] if content is None else content)
+    with pytest.raises(ValueError, match=r"ae\.pt must be a whole file of tensors"):
+        load_dictionary_learning(tmp_path)
+    torch.save([1, 2], path)
+    with pytest.raises(ValueError, match="tensors by name; got list"):
+        load_dictionary_learning(tmp_path)
+    for text in ('{"trainer": null}', '{"trainer": {"dict_class": [1]}}', '"trainer"'):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=r"must hold one of|must have trainer"):
+            load_dictionary_learning(tmp_path)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from khot.cli._app import app
 from khot.nn import SparseAutoencoder, SparseAutoencoderConfig
-from khot.sae import RECIPES, Trainer, Training, open_activations, train
+from khot.sae import RECIPES, Activations, Pairs, Trainer, Training, open_activations, train
 
 pytestmark = pytest.mark.slow
 
@@ -156,3 +156,71 @@ def test_the_missing_extra_is_named_before_the_long_work(acts, tmp_path, monkeyp
     monkeypatch.setattr(Trainer, "advance", None)
     with pytest.raises(ModuleNotFoundError, match=r"safetensors is missing: run pip install '\.\[sae\]'"):
         train(open_activations(acts), CONFIG, SHORT, tmp_path / "out")
+
+
+def test_data_too_small_for_the_loss_are_refused(tmp_path):
+    """Their variance is 0 in float32, so the loss was 0, and weights that had not been trained were written."""
+    for size, says in ((1e-30, r"`x` must differ by 1\.1e-19 or more"), (1e-42, "multiply it")):
+        with pytest.raises(ValueError, match=says):
+            train(Activations(matrix() * np.float32(size)), CONFIG, SHORT, tmp_path / "out")
+        config = SparseAutoencoderConfig(d_in=D, d_out=D, latents=64, k=3)
+        data = Pairs(Activations(matrix()), Activations(matrix(1) * np.float32(size)))
+        with pytest.raises(ValueError, match="`target` must differ by"):
+            train(data, config, SHORT, tmp_path / "out")
+    assert files(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize("size", [1e-15, 1e-9, 1e12])
+def test_metrics_do_not_depend_on_the_size_of_the_data(tmp_path, size):
+    """The cosine of vectors shorter than 1e-8 came out near 0."""
+    ours, theirs = (
+        train(Activations((matrix() * scale).astype(np.float32)), CONFIG, SHORT, tmp_path / f"{scale}").metrics
+        for scale in (1.0, size)
+    )
+    for name in ("fvu", "l0", "cosine", "relative_reconstruction_bias"):
+        assert theirs[name] == pytest.approx(ours[name], rel=0.05), name
+
+
+def test_what_is_no_source_or_config_is_named(tmp_path):
+    data = Activations(matrix())
+    for of in (torch.from_numpy(matrix()), matrix()):
+        with pytest.raises(TypeError, match=r"`khot\.sae\.Activations` takes a numpy array"):
+            train(of, CONFIG, SHORT, tmp_path / "out")
+    with pytest.raises(TypeError, match="`config` must be a SparseAutoencoderConfig; got dict"):
+        train(data, {"d_in": D}, SHORT, tmp_path / "out")
+    with pytest.raises(TypeError, match="`training` must be a Training; got dict"):
+        train(data, CONFIG, {"steps": 3}, tmp_path / "out")
+
+
+def test_a_checkpoint_of_another_form_is_an_error_of_one_line(tmp_path):
+    """Of an older version, for example: it was a RuntimeError of torch, a KeyError, or an IndexError."""
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    data, path = Activations(matrix()), tmp_path / "checkpoint.safetensors"
+    train(data, CONFIG, SHORT, tmp_path, on_step=stop_at(7))
+    tensors = load_file(path)
+    with safe_open(path, "pt") as file:
+        about = file.metadata()
+    for name in ("model.W_enc", "adam.0.exp_avg", "curve"):
+        without = {of: t for of, t in tensors.items() if of != name}
+        for changed in (without, {**without, name: tensors[name][:2, :2].contiguous()}):
+            save_file(changed, path, about)
+            with pytest.raises(ValueError, match="must be a checkpoint of this run; got: `tensors` must have"):
+                train(data, CONFIG, SHORT, tmp_path, resume=True)
+    for step, says in (("-3", "`step` must be from 0 to 12; got -3"), ("50", "got 50"), ("x", "another safetensors")):
+        save_file(tensors, path, {**about, "step": step})
+        with pytest.raises(ValueError, match=says):
+            train(data, CONFIG, SHORT, tmp_path, resume=True)
+    save_file(tensors, path, {**about, "run": "[1]"})
+    with pytest.raises(ValueError, match="another safetensors"):
+        train(data, CONFIG, SHORT, tmp_path, resume=True)
+    save_file(tensors, path, about)
+    assert train(data, CONFIG, SHORT, tmp_path, resume=True).is_complete
+
+
+@pytest.mark.parametrize("text", ['{"run": [], "complete": true}', '{"run": {}, "complete": true}'])
+def test_metrics_of_another_form_are_no_run(text, tmp_path):
+    (tmp_path / "metrics.json").write_text(text)
+    with pytest.raises(FileExistsError, match="not of `khot sae`"):
+        train(Activations(matrix()), CONFIG, SHORT, tmp_path, resume=True)

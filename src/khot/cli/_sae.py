@@ -79,6 +79,8 @@ def sae(
     def set_up() -> tuple[Activations, Activations | Pairs, dict[str, SparseAutoencoderConfig], Training, Names]:
         for package in ("safetensors", "matplotlib"):
             require(package, extra="sae")
+        if target is None and target_array is not None:
+            raise ValueError(f"--target-array needs --target, the file of targets; got {target_array!r} alone")
         inputs = open_activations(activations, array)
         targets = None if target is None else open_activations(target, target_array)
         data, d_out = (inputs, None) if targets is None else (Pairs(inputs, targets), targets.d)

@@ -160,7 +160,10 @@ def select(
             fail("select", str(problem))
         warn = partial(typer.echo, STOPPING, err=True)
         work: dict[str, Any] = {"wish": wish, "seed": seed, "model": model, "with_xor": file is None}
-        result = job.select(source, kind, count, **work, on_progress=on_progress, on_interrupt=warn)
+        try:
+            result = job.select(source, kind, count, **work, on_progress=on_progress, on_interrupt=warn)
+        except MemoryError:
+            fail("select", f"{len(names)} features need more memory than there is: leave some out with --drop")
     as_json = job.to_json(result, report_path)
     if report_path is not None:
         write(report_path, make_report(result, command()))

@@ -26,6 +26,7 @@ HEAD = (
 COLORS = {name: f"#{i:02}{i:02}{i:02}" for i, name in enumerate(("ink", "dim", "line", "mark", "other", "warm"), 1)}
 """What matplotlib draws with; in the page they become the variables of report.css, which differ in light and dark."""
 CURVES = (("mark", "-"), ("warm", "--"))  # curves differ without colours too
+MARKED = 20  # points of a curve up to which each has a marker
 BLUE = (0.2, 0.55, 0.8)  # of pictures, whose cells differ in opacity: it is seen on white and on black
 CHART = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), COLORS["ink"]),
@@ -106,14 +107,15 @@ def lines(
 ) -> Html:
     """Draw curves over steps, or another x, with a legend.
 
-    Points that are not finite, or not positive on a log scale, are left out. An axis that is not logarithmic has whole
-    numbers from 0 if all values are.
+    Points that are not finite, or not positive on a log scale, are left out. An axis of whole numbers has no others;
+    y begins at 0 then, if it is not logarithmic.
     """
 
     def draw(axes: Any) -> None:
         known = {n: [(u, v) for u, v in c if math.isfinite(v) and (v > 0 or not log)] for n, c in series.items()}
         for (color, dash), (name, curve) in zip(CURVES, known.items(), strict=False):
-            axes.plot([u for u, _ in curve], [v for _, v in curve], dash, color=COLORS[color], label=name)
+            marker = "o" if len(curve) <= MARKED else None  # a line of one point is not seen
+            axes.plot(*np.reshape(curve, (-1, 2)).T, dash, color=COLORS[color], label=name, marker=marker, ms=4)
         values = [v for curve in known.values() for _, v in curve]
         if log and values:
             axes.set(yscale="log", ylim=(min(values) / 1.3, max(values) * 1.3))
@@ -123,6 +125,8 @@ def lines(
         elif all(v == round(v) for v in values):
             axes.set_ylim(-0.03 * (most := max([1.0, *values])), 1.1 * most)
             axes.yaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+        if all(u == round(u) for curve in known.values() for u, _ in curve):
+            axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
         axes.set(xlabel=x, ylabel=y)
         axes.grid(axis="y")
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(known))

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import math
 import random
 import re
 import sys
@@ -97,7 +98,7 @@ def read_table(
     except Exception as problem:  # whatever a parser says of a broken file
         said_so = " ".join(str(problem).split()) or type(problem).__name__
         raise TableError(f"{path} cannot be read as {kind}: {said_so}") from problem
-    if target is None and kind == ".npz" and "y" in frame.columns:
+    if not target and kind == ".npz" and "y" in frame.columns:
         target = "y"
     targets = [target] if isinstance(target, str) else list(target or ())
     special = [name for name in (weight, rows_of) if name is not None]
@@ -126,7 +127,9 @@ def read_table(
     if groups is not None:
         place = "rows of" + max(frame.columns, key=len, default="")  # a name that no column has
         frame = frame.with_columns(groups.rank("dense").cast(pl.Float64).alias(place))
-        notes.append(f"Rows of one {rows_of!r} are on one side of every split: {groups.n_unique()} groups.")
+        nameless = int((groups == "").sum())
+        besides = f", of which one has the {nameless} rows without a value" if nameless else ""
+        notes.append(f"Rows of one {rows_of!r} are on one side of every split: {groups.n_unique()} groups{besides}.")
         if groups.n_unique() < 2:
             raise TableError(f"--rows-of {rows_of} must have at least 2 different values; got 1")
         return _table(source, frame, targets, raw.image, notes, how.levels, weight, place)
@@ -202,12 +205,17 @@ def _npz(path: Path, data: bytes, how: Reading) -> Raw:
     names = [str(name) for key in ("names", "feature_names") if key in arrays for name in arrays.pop(key)]
     if not names and image:
         names = [f"pixel_{i}_{j}" for i in range(image[0]) for j in range(image[1])]
-    x = x.reshape(len(x), -1).astype(np.float64)
+    x = x.reshape(len(x), math.prod(x.shape[1:])).astype(np.float64)
     names = names or [f"x{i}" for i in range(x.shape[1])]
     if len(names) != x.shape[1]:
         raise TableError(f"{path} must hold {x.shape[1]} names; got {len(names)}")
-    others = [(name, array) for name, array in arrays.items() if array.shape == (len(x),)]
-    return Raw(_named(path, names, list(x.T)) + others, image)
+    odd = {name: array.shape for name, array in arrays.items() if array.shape != (len(x),)}
+    if "y" in odd:
+        raise TableError(f"{path}: y must have a value for each of the {len(x)} rows of {many[0]}; got {odd['y']}")
+    others = [(name, array) for name, array in arrays.items() if name not in odd]
+    shapes = ", ".join(f"{name} {shape}" for name, shape in odd.items())
+    notes = [f"Arrays that are no columns of {len(x)} values were left out: {shapes}."] if odd else []
+    return Raw(_named(path, names, list(x.T)) + others, image, notes=notes)
 
 
 def _named(path: Path, names: Sequence[str], columns: Sequence[Any]) -> Columns:

@@ -203,6 +203,8 @@ def _numbers(texts: dict[str, Any], decimal: str | None, separator: str, seen: S
         has_commas = bool(thousands)
     usual = decimal or ("," if has_commas else ".")
     for name, text in texts.items():
+        if not fits[name] and _mixes_marks(text):
+            raise _two_marks(text)
         marks = fits[name] & ({usual} if usual in fits[name] or decimal else {".", ","})
         if not marks or (name in result and (marks == {"."} or not marked[name])):
             continue  # not numbers, or plain ones
@@ -219,6 +221,19 @@ def _numbers(texts: dict[str, Any], decimal: str | None, separator: str, seen: S
 def _two_ways(text: Any) -> TableError:
     example = text.filter(text.str.contains("[.,]"))[0]
     return TableError(f"column {text.name!r} has numbers such as {example}: add --decimal , or --decimal .")
+
+
+def _mixes_marks(text: Any) -> bool:
+    """Return whether all values are numbers, some with a decimal comma and others with a point."""
+    values = text.drop_nulls()
+    return bool(_fit_either(values.head(LOOKED_AT)).all() and _fit_either(values).all())
+
+
+def _two_marks(text: Any) -> TableError:
+    values = text.drop_nulls()
+    one, other = (values.filter(~values.str.contains(_number(mark)))[0] for mark in ",.")
+    fix = f"write them alike, or add {leave_out([text.name])}"
+    return TableError(f"column {text.name!r} must have one decimal mark; got {one} and {other}: {fix}")
 
 
 def _counts(text: Any) -> bool:

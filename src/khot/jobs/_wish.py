@@ -32,6 +32,8 @@ def read_groups(
         if not name or len(own) < 2 - is_one or name in result:
             fix = "such as size=width,height, or the name of a column of strings"
             raise TableError(f"--group must name at least two features, {fix}; got {text!r}")
+        if outside := [feature for feature in features_of(name, names) if feature not in own]:
+            raise TableError(f"--group needs a name that no other feature has; got {text!r}, beside {outside[0]!r}")
         result[name] = own
     taken = {feature for own in result.values() for feature in own}
     more = {name: own for name, own in together.items() if len(own) > 1 and name not in result}

@@ -66,7 +66,7 @@ def sweep_report(runs: dict[str, Run], wanted: int, source: str, command: str) -
     rows = zip(runs, frontier(runs), strict=True)
     linked = [[tag("a", first, href=f"{name}/{REPORT}"), *rest] for name, (first, *rest) in rows]
     return page(
-        f"{run['d_in']} → {run['latents']}, {len(runs)} runs: {source}",
+        f"{run['d_in']} → {run['latents']}, {len(runs)} {'run' if len(runs) == 1 else 'runs'}: {source}",
         tag("p", how),
         *cut,
         section("The frontier", figure(picture, note), table(FRONTIER, linked)),
@@ -90,7 +90,8 @@ def verdict(metrics: dict[str, Any]) -> str:
     """Say in a sentence how good the autoencoder is."""
     is_known = metrics["held_out"] and metrics["held_out"]["explained_variance"] is not None
     of, tokens = (metrics["held_out"], "tokens held out") if is_known else (metrics, "the tokens")
-    active = f"{of['l0']:.3g} latents a token explain {of['explained_variance']:.1%} of the variance of {tokens}"
+    explained = "an unknown part" if of["explained_variance"] is None else f"{of['explained_variance']:.1%}"
+    active = f"{of['l0']:.3g} latents a token explain {explained} of the variance of {tokens}"
     return f"{active}; {metrics['alive']:.1%} of the latents are alive."
 
 

@@ -197,7 +197,13 @@ def missed(s: Selection, feature: Feature) -> list[str]:
         return []
     if feature.loss is None or feature.error is None:
         return [""]
-    return [f"{100 * feature.loss:.2g} ± {100 * feature.error:.1g} %"]
+    return [f"{_rounded(100 * feature.loss, 2)} ± {_rounded(100 * feature.error, 1)} %"]
+
+
+def _rounded(value: float, digits: int) -> str:
+    """Round to significant digits, at most four of them behind the point, and write no exponent."""
+    shown = f"{float(f'{value:.{digits}g}'):.4f}".rstrip("0").rstrip(".")
+    return "0" if shown == "-0" else shown
 
 
 def similar(s: Selection) -> list[str]:
@@ -227,17 +233,23 @@ def _comparison(s: Selection) -> list[Html]:
 
 def candidates_header(s: Selection) -> list[str]:
     """Return the columns of `candidate_rows`."""
-    return ["strategy", "R², linear"] + (["R², boosted trees"] if _has_trees(s) else []) + ["mean"]
+    is_clipped = any(c[kind] < 0 for c in s.candidates for kind in _kinds(s))
+    shown = ["R², linear", "R², boosted trees"] if _has_trees(s) else ["R², linear"]
+    return ["strategy", *shown, "mean, R² < 0 as 0" if is_clipped else "mean"]
 
 
 def candidate_rows(s: Selection) -> list[list[str]]:
     """Return rows of a table: a strategy, and what its choices were worth on held-out rows."""
-    kinds = ["linear", "boosted"] if _has_trees(s) else ["linear"]
+    kinds = _kinds(s)
     errors = [f" ± {c['error']:.3f}" if c["error"] else "" for c in s.candidates]
     return [
         [c["candidate"], *(f"{c[kind]:.3f}" for kind in kinds), f"{c['score']:.3f}{error}"]
         for c, error in zip(s.candidates, errors, strict=True)
     ]
+
+
+def _kinds(s: Selection) -> list[str]:
+    return ["linear", "boosted"] if _has_trees(s) else ["linear"]
 
 
 def _has_trees(s: Selection) -> bool:

@@ -90,7 +90,7 @@ def open_activations(path: str | os.PathLike[str], array: str | None = None) -> 
         raise ValueError(f"{path} must be a .npy, .npz or .safetensors file; got {path.suffix or 'no suffix'!r}")
     try:
         return readers[path.suffix](path, array)
-    except (OSError, EOFError, KeyError, zipfile.BadZipFile, struct.error) as error:
+    except (OSError, EOFError, KeyError, TypeError, zipfile.BadZipFile, struct.error, zlib.error) as error:
         raise ValueError(f"{path} must be a complete {path.suffix} file; got: {error}") from None
 
 
@@ -98,14 +98,15 @@ def check_activations(data: Any, on_rows: Callable[[int], None] = lambda done: N
     """Raise ValueError unless all values are finite in float32 and at least two rows differ; return their CRC-32.
 
     Args:
-        data: `Activations` or another source, read once from beginning to end.
+        data: `Activations` or another source, read once from beginning to end. Targets of `Pairs` must differ too.
         on_rows: called with the number of rows read so far.
     """
     bad, values, large, first, crc = 0, 0, 0, list[int](), 0
-    top, varies = data.rows(slice(1)), False
+    top, varies = data.rows(slice(1)), torch.zeros(data.d, dtype=torch.bool)
     for start, part in data.parts():
         crc = zlib.crc32(part.numpy().data, crc)
-        varies = varies or bool((part != top).any())
+        if not varies.all():
+            varies |= (part != top).any(0)
         is_bad = ~part.isfinite()
         if is_bad.any():
             rows = is_bad.any(1).nonzero().squeeze(1)
@@ -118,8 +119,9 @@ def check_activations(data: Any, on_rows: Callable[[int], None] = lambda done: N
         got = " and ".join(f"{count} {what}" for count, what in kinds if count)
         listed = ", ".join(map(str, first)) + (", …" if bad > len(first) else "")
         raise ValueError(f"activations must be finite; got {got} in {bad} rows: {listed}")
-    if not varies:
-        raise ValueError(f"activations must have at least two different rows; got one (tokens: {data.tokens})")
+    for what, columns in zip(("activations", "targets"), varies.split(getattr(data, "widths", [data.d])), strict=False):
+        if not columns.any():
+            raise ValueError(f"{what} must have at least two different rows; got one (tokens: {data.tokens})")
     return crc
 
 
@@ -166,15 +168,20 @@ def _safetensors(path: Path, name: str | None) -> Activations:
         if size > min(10**8, path.stat().st_size):
             raise OSError("its header is longer than the file")
         try:
-            header = json.loads(file.read(size))
-        except ValueError:
-            raise OSError("its header is not JSON") from None
+            header = dict(json.loads(file.read(size)))
+        except (ValueError, TypeError):
+            raise OSError("its header is not a JSON object") from None
     header.pop("__metadata__", None)
     entry = header[_one(path, list(header), name)]
     if entry["dtype"] not in NUMPY:
         raise ValueError(f"{path} must hold floats; got {entry['dtype']}")
-    array = _map(path, np.dtype(NUMPY[entry["dtype"]]), 8 + size + entry["data_offsets"][0], tuple(entry["shape"]))
-    return Activations(array, entry["dtype"] == "BF16")
+    dtype, offsets, shape = np.dtype(NUMPY[entry["dtype"]]), entry["data_offsets"], tuple(entry["shape"])
+    if len(offsets) != 2 or not all(isinstance(number, int) and number >= 0 for number in (*offsets, *shape)):
+        raise OSError(f"its header has the offsets {offsets} and the shape {shape}")
+    start, end = offsets
+    if end - start != dtype.itemsize * math.prod(shape):
+        raise OSError(f"its header gives {end - start} bytes to {shape} numbers of {dtype.itemsize} bytes")
+    return Activations(_map(path, dtype, 8 + size + start, shape), entry["dtype"] == "BF16")
 
 
 def _map(path: Path, dtype: Any, offset: int, shape: tuple[int, ...], order: Any = "C") -> np.memmap[Any, Any]:

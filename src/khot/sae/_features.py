@@ -123,7 +123,7 @@ def features(
         >>> found.top.shades[1, 0]
         tensor([0., 2., 0.])
     """
-    data = Activations(activations.cpu().numpy()) if isinstance(activations, Tensor) else activations
+    data = Activations(_rows_of(activations)) if isinstance(activations, Tensor) else activations
     for name, value, least in (("examples", examples, 1), ("context", context, 0), ("neighbors", neighbors, 1)):
         _check.at_least(name, value, least)
     if sae.ranks.latents:
@@ -139,6 +139,8 @@ def features(
     d_out = sae.W_dec.shape[-1]
     if unembedding is not None and (unembedding.ndim != 2 or unembedding.shape[1] != d_out):
         raise ValueError(f"`unembedding` must have the shape (vocabulary, {d_out}); got {tuple(unembedding.shape)}.")
+    if unembedding is not None and not unembedding.isfinite().all():
+        raise ValueError("`unembedding` must be finite; got NaN or infinite values.")
 
     is_training = sae.training
     try:
@@ -176,7 +178,11 @@ def _read(
     rows_in_all = sum(stop - start for start, stop in parts)
     for start, stop in parts:
         low, high = max(0, start - context), min(data.tokens, stop + context)
-        code = sae.encode(data.rows(slice(low, high)))
+        x = data.rows(slice(low, high))
+        if not x.isfinite().all():
+            row = low + int((~x.isfinite().all(1)).nonzero()[0])
+            raise ValueError(f"`activations` must be finite; got NaN or infinite values in row {row}: leave it out.")
+        code = sae.encode(x)
         is_active = code.values > 0
         values, latents, rows = (t[is_active].cpu() for t in (code.values.float(), code.latents, code.tokens))
         rows = rows + low
@@ -202,6 +208,14 @@ def _read(
     }
     found |= {"energy": energy, "histogram": histogram.view(n, -1), "edges": edges}
     return found | {"top": top.examples(), "sampled": sampled.examples()}
+
+
+def _rows_of(x: Tensor) -> Array:
+    """Return a tensor as an array, which has no bfloat16."""
+    if x.ndim != 2:
+        raise ValueError(f"`activations` must have the shape (tokens, d); got {tuple(x.shape)}.")
+    rows: Array = (x.float() if x.dtype == torch.bfloat16 else x).detach().cpu().numpy()
+    return rows
 
 
 def _parts(tokens: int, limit: int | None) -> Iterator[tuple[int, int]]:

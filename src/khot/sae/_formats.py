@@ -8,6 +8,7 @@ import io
 import json
 import os
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -15,13 +16,15 @@ from torch import Tensor
 
 from .._process import write
 from ..nn import SparseAutoencoder, SparseAutoencoderConfig
-from ..nn.sae import CONFIG, read_tensors, write_tensors
+from ..nn.sae import CONFIG, check_shapes, read_tensors, write_tensors
 
 Folder = str | os.PathLike[str]
 SPARSIFY = "sae.safetensors"
 LEARNED, LEARNED_CONFIG = "ae.pt", "config.json"
 CLASSES = {"AutoEncoderTopK": "topk", "BatchTopKSAE": "batch", "JumpReluAutoEncoder": "jumprelu"}
 NAMES = {"W_enc": "encoder.weight", "b_enc": "encoder.bias", "b_dec": "b_dec"}
+THEIRS = {"encoder.weight": "W_enc", "encoder.bias": "b_enc", "decoder.weight": "W_dec"}
+TRANSPOSED = ("encoder.weight", "decoder.weight")
 
 
 def save_sparsify(sae: SparseAutoencoder, folder: Folder) -> None:
@@ -97,41 +100,66 @@ def load_dictionary_learning(folder: Folder) -> SparseAutoencoder:
     `k` or `target_l0` of config.json, or 1 without them; codes do not depend on it, further training does.
     """
     about = _json(Path(folder) / LEARNED_CONFIG, ("trainer",))["trainer"]
-    kind = CLASSES.get(about.get("dict_class"))
+    name = about.get("dict_class") if isinstance(about, dict) else None
+    kind = CLASSES.get(str(name))
     if kind is None:
-        raise ValueError(f"{folder} must hold one of {', '.join(CLASSES)}; got {about.get('dict_class')}.")
-    tensors: dict[str, Tensor] = torch.load(Path(folder) / LEARNED, map_location="cpu", weights_only=True)
+        raise ValueError(f"{folder} must hold one of {', '.join(CLASSES)}; got {name}.")
+    tensors = _learned(Path(folder) / LEARNED)
     if kind == "jumprelu":
         k = next((about[name] for name in ("k", "target_l0") if about.get(name) is not None), 1)
-        return _model(folder, kind, k, {**tensors, "b_enc": tensors["b_enc"] + tensors["b_dec"] @ tensors["W_enc"]})
-    if kind == "batch" and tensors["threshold"] < 0:
-        raise ValueError(f"{folder} must hold a threshold ≥ 0, which is set in training; got {tensors['threshold']}.")
-    return _model(folder, kind, int(tensors["k"]), {**tensors, "W_dec": tensors["decoder.weight"].t()})
+        return _model(folder, kind, k, tensors)
+    k = int(_needed(folder, tensors, ("k",))["k"])
+    if kind == "batch" and (threshold := float(_needed(folder, tensors, ("threshold",))["threshold"])) < 0:
+        raise ValueError(f"{folder} must hold a threshold ≥ 0, which is set in training; got {threshold:g}.")
+    return _model(folder, kind, k, tensors)
 
 
 def _model(
     folder: Folder, kind: str, k: float, found: dict[str, Tensor], is_transcoder: bool = False
 ) -> SparseAutoencoder:
-    """Make a model of weights under their foreign names."""
-    missing = [name for name in ("W_dec", "b_dec") if name not in found]
-    if missing or not {"W_enc", "encoder.weight"} & set(found):
-        raise ValueError(f"{folder} must hold an encoder, W_dec and b_dec; got {', '.join(found)}.")
-    weights = {"W_enc": found["encoder.weight"].t(), "b_enc": found["encoder.bias"]} if "W_enc" not in found else {}
-    weights = {**{name: found[name] for name in ("W_enc", "b_enc", "W_dec", "b_dec") if name in found}, **weights}
+    """Make a model of weights under their foreign names; raise ValueError if one is missing or of another shape."""
+    ours = {THEIRS.get(name, name): t.transpose(0, -1) if name in TRANSPOSED else t for name, t in found.items()}
+    weights = _needed(folder, ours, ("W_enc", "b_enc", "W_dec", "b_dec"))
+    if weights["W_enc"].ndim != 2 or weights["W_dec"].ndim != 2:
+        got = ", ".join(f"{name} {tuple(weights[name].shape)}" for name in ("W_enc", "W_dec"))
+        raise ValueError(f"{folder} must hold an encoder and a decoder that are matrices; got {got}.")
     latents, width = weights["W_dec"].shape
-    shape: dict[str, Any] = {"d_in": weights["W_enc"].shape[0], "latents": latents, "k": k, "kind": kind}
+    shape: dict[str, Any] = {"d_in": len(weights["W_enc"]), "latents": latents, "k": k, "kind": kind}
     config = SparseAutoencoderConfig(**shape, d_out=width if is_transcoder else None)
     if config.axis.has_threshold:
-        weights["threshold"] = found["threshold"].expand(latents)
+        threshold = _needed(folder, ours, ("threshold",))["threshold"]
+        weights["threshold"] = threshold.expand(latents) if threshold.ndim == 0 else threshold
+    check_shapes(str(folder), config, weights)
+    if kind == "jumprelu":  # its encoder sees x, not x − b_dec
+        weights["b_enc"] = weights["b_enc"] + weights["b_dec"] @ weights["W_enc"]
     return SparseAutoencoder.from_weights(config, weights)
+
+
+def _learned(path: Path) -> dict[str, Tensor]:
+    """Read the tensors of a file of torch; nothing in it is executed."""
+    try:
+        tensors: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, UnpicklingError) as error:
+        got = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{path} must be a whole file of tensors; got: {got}") from None
+    if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
+        raise ValueError(f"{path} must hold tensors by name; got {type(tensors).__name__}.")
+    return tensors
+
+
+def _needed(folder: Folder, found: dict[str, Tensor], names: tuple[str, ...]) -> dict[str, Tensor]:
+    """Return the tensors of these names; raise ValueError if one is missing."""
+    if missing := [name for name in names if name not in found]:
+        raise ValueError(f"{folder} must hold {', '.join(missing)}; got {', '.join(map(str, found)) or 'nothing'}.")
+    return {name: found[name] for name in names}
 
 
 def _json(path: Path, names: tuple[str, ...]) -> dict[str, Any]:
     try:
-        about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        missing = [name for name in names if name not in about]
-    except (OSError, ValueError, TypeError) as error:
+        about: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ValueError(f"{path} must be a JSON file; got {type(error).__name__}: {error}.") from None
-    if missing:
-        raise ValueError(f"{path} must have {', '.join(missing)}; got {', '.join(about) or 'nothing'}.")
-    return about
+    known: dict[str, Any] = about if isinstance(about, dict) else {}
+    if missing := [name for name in names if name not in known]:
+        raise ValueError(f"{path} must have {', '.join(missing)}; got {', '.join(known) or 'nothing'}.")
+    return known

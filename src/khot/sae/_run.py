@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from .. import _check
 from .._extras import require
 from .._process import check_writable, interruptible, threads_for, write
 from .._shape import Group
@@ -73,6 +74,8 @@ def train(
         raise ValueError(f"`checkpoint_every` must be ≥ 1; got {checkpoint_every}.")
     require("safetensors.torch", extra="sae")  # before the long work
     folder = Path(folder)
+    _check.instance("config", config, SparseAutoencoderConfig)
+    _check.instance("training", training, Training)
     with threads_for(training.batch_size * config.d_in * config.latents):
         trainer = Trainer(data, config, training, group=group)
         ranks, own = trainer.ranks, trainer.settings()
@@ -80,9 +83,12 @@ def train(
             raise ValueError("`data`, `config` and `training` must be the same on all processes; they differ")
         step, tensors, metrics = ranks.on_first(lambda: _found(folder, trainer, resume))
         if metrics is not None:
-            return Run(metrics, [Point(*point) for point in metrics["curve"]], True)
+            return Run(metrics, metrics["curve"], True)
         if tensors is not None:
-            trainer.restore(step, tensors)
+            try:
+                trainer.restore(step, tensors)
+            except ValueError as error:
+                raise ValueError(f"{folder / CHECKPOINT} must be a checkpoint of this run; got: {error}") from None
         stopped = False
         with interruptible() as interrupted:
             while trainer.step < training.steps and not stopped:
@@ -183,13 +189,15 @@ def _found(folder: Path, trainer: Trainer, resume: bool) -> tuple[int, dict[str,
         tensors = read_tensors(checkpoint)
         with require("safetensors", extra="sae").safe_open(checkpoint, "pt") as file:
             about = file.metadata() or {}
-        if not {"step", "run"} <= set(about):
-            raise ValueError(f"{checkpoint} must be a checkpoint of `khot sae`; got another safetensors file")
-        step, old = int(about["step"]), json.loads(about["run"])
+        try:
+            step, old = int(about["step"]), dict(json.loads(about["run"]))
+        except (KeyError, TypeError, ValueError):
+            raise ValueError(f"{checkpoint} must be a checkpoint of `khot sae`; got another safetensors file") from None
     elif any((folder / name).exists() for name in (CONFIG, WEIGHTS, METRICS)):
         try:
             metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
-            old, is_complete = metrics["run"], bool(metrics["complete"])
+            old, is_complete = dict(metrics["run"]), bool(metrics["complete"])
+            metrics["curve"] = [Point(*point) for point in metrics["curve"]]
         except (OSError, ValueError, KeyError, TypeError):
             what = "an autoencoder that is not of `khot sae`"
             raise FileExistsError(f"{folder} holds {what}: choose another folder") from None

@@ -64,7 +64,8 @@ class Pairs:
         if inputs.tokens != targets.tokens:
             raise ValueError(f"`targets` must have as many rows as `inputs`, {inputs.tokens}; got {targets.tokens}.")
         self.inputs, self.targets = inputs, targets
-        self.tokens, self.d = inputs.tokens, inputs.d + targets.d
+        self.tokens, self.widths = inputs.tokens, [inputs.d, targets.d]
+        self.d = sum(self.widths)
         self.order, self.spread = inputs.order, inputs.spread
 
     @cached_property

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+NUMBERS = 2**24  # more than any vocabulary has; the texts of all smaller numbers are held
+
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
@@ -94,8 +96,14 @@ def open_vocabulary(path: str | os.PathLike[str]) -> list[str]:
     path = Path(path)
     if path.suffix != ".json":
         return _lines(path)
-    found = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} must be a JSON file in UTF-8; got: {error}") from None
     if isinstance(found, dict):
+        odd = [n for n in found.values() if not isinstance(n, int) or isinstance(n, bool) or not 0 <= n < NUMBERS]
+        if odd:
+            raise ValueError(f"{path} must have token numbers from 0 to {NUMBERS - 1}; got {odd[0]!r}")
         texts = [f"<{number}>" for number in range(1 + max(found.values(), default=-1))]
         for text, number in found.items():
             texts[number] = text
@@ -116,7 +124,11 @@ def _lines(path: Path) -> list[str]:
 
 
 def _numbers(path: Path, vocabulary: Sequence[str] | None) -> Tokens:
-    ids = np.load(path, allow_pickle=False)
+    try:
+        with path.open("rb") as file:
+            ids = np.lib.format.read_array(file, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} must be a complete .npy file; got: {error}") from None
     if ids.dtype.kind not in "iu" or ids.ndim not in (1, 2):
         raise ValueError(f"{path} must hold integers, (tokens,) or (documents, length); got {ids.dtype} {ids.shape}")
     if vocabulary is None:

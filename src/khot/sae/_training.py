@@ -109,6 +109,11 @@ class Trainer:
     def __init__(
         self, data: Source, config: SparseAutoencoderConfig, training: Training, *, group: Group = None
     ) -> None:
+        _check.instance("config", config, SparseAutoencoderConfig)
+        _check.instance("training", training, Training)
+        if not hasattr(data, "spread"):
+            got = f"{type(data).__name__}: `khot.sae.Activations` takes a numpy array"
+            raise TypeError(f"`data` must be a source of activations, such as `open_activations` returns; got {got}.")
         self.data, self.training = data, training
         self.step, self.curve = 0, list[Point]()
         self._epoch, self._order = -1, np.empty(0)
@@ -182,7 +187,8 @@ class Trainer:
         return {**tensors, "curve": torch.tensor(self.curve, dtype=torch.float64).view(-1, len(Point._fields))}
 
     def restore(self, step: int, tensors: dict[str, Tensor]) -> None:
-        """Go back to a step, from what `state` returned there."""
+        """Go back to a step, from what `state` returned there; raise ValueError for the state of another model."""
+        self._check_state(step, tensors)
         model = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
         self.sae.load_state_dict(model)
         moments: dict[int, dict[str, Tensor]] = {}
@@ -193,6 +199,20 @@ class Trainer:
         self.adam.load_state_dict({**self.adam.state_dict(), "state": moments})
         self.curve = [Point(int(s), loss, fvu, l0, int(n), t) for s, loss, fvu, l0, n, t in tensors["curve"].tolist()]
         self.step = step
+
+    def _check_state(self, step: int, tensors: dict[str, Tensor]) -> None:
+        if not 0 <= step <= self.training.steps:
+            raise ValueError(f"`step` must be from 0 to {self.training.steps}; got {step}.")
+        wanted = {f"model.{name}": tuple(t.shape) for name, t in self.sae.state_dict().items()}
+        for i, p in enumerate(self.sae.parameters()):
+            if any(name.startswith(f"adam.{i}.") for name in tensors):  # not before the first step
+                wanted |= {f"adam.{i}.{name}": tuple(p.shape) for name in ("exp_avg", "exp_avg_sq")}
+                wanted[f"adam.{i}.step"] = ()
+        wanted["curve"] = (len(tensors.get("curve", ())), len(Point._fields))
+        for name, shape in wanted.items():
+            got = tuple(tensors[name].shape) if name in tensors else "none"
+            if got != shape:
+                raise ValueError(f"`tensors` must have {name} of the shape {shape}; got {got}.")
 
     def _batch(self) -> Tensor:
         """Read the next rows of this epoch's order, sorted for the disk; the last incomplete batch is left out."""

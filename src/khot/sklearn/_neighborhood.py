@@ -170,7 +170,7 @@ class KHotNeighborhood(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         check_classification_targets(y)
         self.classes_, index = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(f"`y` must have at least 2 classes; got one class, {self.classes_[0]!r}.")
+            raise ValueError(f"`y` must have at least 2 classes; got one class, {self.classes_.tolist()[0]!r}.")
         return X, torch.from_numpy(index).long()
 
     def _first(self, x: Tensor, X: np.ndarray, c: int, generator: torch.Generator) -> nn.Parameter:

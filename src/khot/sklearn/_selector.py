@@ -215,7 +215,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         check_classification_targets(y)
         self.classes_, index = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(f"`y` must have at least 2 classes; got one class, {self.classes_[0]!r}.")
+            raise ValueError(f"`y` must have at least 2 classes; got one class, {self.classes_.tolist()[0]!r}.")
         return x, index.astype(np.float64)[:, None]
 
     def _problem(

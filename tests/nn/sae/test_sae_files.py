@@ -87,3 +87,15 @@ def test_missing_safetensors_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "safetensors.torch", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install '\.\[sae\]'"):
         make().save(tmp_path)
+
+
+def test_a_code_or_weights_of_another_dictionary_are_refused():
+    """A code of fewer latents was decoded with the wrong directions, and a b_dec of one number was broadcast."""
+    sae, other = make(), make(latents=N - 8)
+    with pytest.raises(ValueError, match=f"`code` must have {N} latents"):
+        sae.decode(other.eval().encode(data()))
+    config, weights = sae.weights()
+    with pytest.raises(ValueError, match=r"b_dec \(1,\), not \(12,\)"):
+        SparseAutoencoder.from_weights(config, {**weights, "b_dec": weights["b_dec"][:1]})
+    with pytest.raises(ValueError, match=r"b_enc of torch\.int32"):
+        SparseAutoencoder.from_weights(config, {**weights, "b_enc": weights["b_enc"].int()})

@@ -304,6 +304,7 @@ def test_a_selector_of_ones_own_and_gradients_to_the_input():
         ({"k": 2.5}, 'an integer for the kind "topk"; got 2.5'),
         ({"kind": "mutual"}, "`kind` must be one of 'topk', 'batch', 'feature', 'jumprelu'; got 'mutual'"),
         ({"latents": 0}, "`latents` must be ≥ 1; got 0"),
+        ({"d_in": 1, "layer_norm": True}, "`layer_norm` needs `d_in` ≥ 2"),  # said that a finite x is not finite
         ({"candidates": 0.5}, "`candidates` must be ≥ 1; got 0.5"),
         ({"zipf": 1.0}, '`zipf` is for the kind "feature"'),
         ({"aux_weight": -1.0}, "`aux_weight` must be ≥ 0"),

@@ -18,6 +18,7 @@ from ._axes import AXES, Encoder, Entries, entries
 from ._ranks import HERE, Ranks
 
 RIDGE = 1e-3  # of `linear_map`, in units of the variance
+SMALLEST = 1e-150  # a length whose square float64 holds; shorter vectors have no direction
 EDGES = torch.arange(-6, 0.01, 0.25, device="cpu")  # of the histogram of densities, log10
 
 
@@ -284,7 +285,7 @@ class SparseAutoencoderMetrics:
             "square": x.square().sum(),
             "size": y.square().sum(),
             "product": (x * y).sum(),
-            "cosine": cosine_similarity(x, y, dim=1).sum(),
+            "cosine": cosine_similarity(x, y, dim=1, eps=SMALLEST).sum(),
             "active": ranks.whole(active, whole, 0),
             "l0": torch.bincount(per_token, minlength=whole + 1).double(),
         }
@@ -348,10 +349,16 @@ def geometric_median(points: Tensor, steps: int = 100) -> Tensor:
     return center
 
 
-def middle(rows: Tensor, k: float) -> tuple[Tensor, float]:
-    """Return the geometric median, and the power of two (it rounds nothing) that brings k latents to order 1."""
+def middle(rows: Tensor, k: float, name: str) -> tuple[Tensor, float]:
+    """Return the geometric median, and the power of two (it rounds nothing) that brings k latents to order 1.
+
+    Raises ValueError if the rows differ by so little that the squares of their dtype are 0: the loss would be 0 too.
+    """
     center = geometric_median(rows.double()).to(rows.dtype)
-    size = float(((rows - center).square().sum(1).mean() / k).sqrt())
+    size = float(((rows - center).double().square().sum(1).mean() / k).sqrt())
+    least = torch.finfo(rows.dtype).tiny ** 0.5
+    if 0 < size < least:
+        raise ValueError(f"`{name}` must differ by {least:.2g} or more from row to row; got {size:.2g}: multiply it.")
     return center, 2.0 ** round(math.log2(size)) if 0 < size < math.inf else 1.0
 
 

@@ -104,6 +104,8 @@ class SparseAutoencoderConfig:
         ends = (0, *self.prefixes, self.latents)
         if any(low >= high for low, high in pairwise(ends)):
             raise ValueError(f"`prefixes` must rise, between 0 and {self.latents} latents; got {self.prefixes}.")
+        if self.layer_norm and self.d_in < 2:
+            raise ValueError("`layer_norm` needs `d_in` ≥ 2, since one number has no deviation; got 1.")
         if self.d_out is not None:
             _check.at_least("d_out", self.d_out, 1)
             if self.layer_norm:
@@ -153,7 +155,9 @@ def read(folder: Folder) -> tuple[SparseAutoencoderConfig, dict[str, Tensor]]:
         config = SparseAutoencoderConfig(**json.loads(path.read_text(encoding="utf-8"))["khot"]["config"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} must be a config that khot wrote; got {type(error).__name__}: {error}.") from None
-    return config, read_tensors(Path(folder) / WEIGHTS, shapes(config))
+    tensors = read_tensors(Path(folder) / WEIGHTS)
+    check_shapes(str(Path(folder) / WEIGHTS), config, tensors)
+    return config, tensors
 
 
 def shapes(config: SparseAutoencoderConfig) -> dict[str, tuple[int, ...]]:
@@ -169,8 +173,19 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
     write(path, safetensors.save({name: t.detach().contiguous() for name, t in tensors.items()}, metadata))
 
 
-def read_tensors(path: Path, shapes: dict[str, tuple[int, ...]] | None = None) -> dict[str, Tensor]:
-    """Read the tensors of a safetensors file, and check that they have these names and shapes."""
+def check_shapes(what: str, config: SparseAutoencoderConfig, tensors: dict[str, Tensor]) -> None:
+    """Raise ValueError unless `what`, tensors by name, are floats with the names and shapes of the config."""
+    wanted, got = shapes(config), {name: tuple(t.shape) for name, t in tensors.items()}
+    if got != wanted:
+        names = [name for name in {**wanted, **got} if got.get(name) != wanted.get(name)]
+        said = "; ".join(f"{name} {got.get(name, 'missing')}, not {wanted.get(name, 'known')}" for name in names[:4])
+        raise ValueError(f"{what} must have the tensors of its config; got {said}.")
+    if odd := [f"{name} of {t.dtype}" for name, t in tensors.items() if not t.is_floating_point()]:
+        raise ValueError(f"{what} must have floating tensors; got {', '.join(odd)}.")
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read the tensors of a safetensors file."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} must be a file; there is none.")
     try:
@@ -179,9 +194,4 @@ def read_tensors(path: Path, shapes: dict[str, tuple[int, ...]] | None = None) -
         if type(error).__name__ != "SafetensorError":
             raise
         raise ValueError(f"{path} must be a whole safetensors file; got: {error}.") from None
-    got = {name: tuple(t.shape) for name, t in tensors.items()}
-    if shapes is not None and got != shapes:
-        names = [name for name in {**shapes, **got} if got.get(name) != shapes.get(name)]
-        said = "; ".join(f"{name} {got.get(name, 'missing')}, not {shapes.get(name, 'known')}" for name in names[:4])
-        raise ValueError(f"{path} must have the tensors of its config; got {said}.")
     return tensors

@@ -118,14 +118,14 @@ class SparseAutoencoder(KeepsPrecision):
                 got = f"{int(bad.sum())} of {len(bad)} rows that are not, first {int(bad.nonzero()[0])}"
                 raise ValueError(f"`{name}` must be finite in {rows.dtype}; got {got}: leave them out.")
         k = _axes.number(self.k)
-        center, size = middle(goals, k)
+        center, size = middle(goals, k, "x" if target is None else "target")
         self.scale.fill_(size)
         self.b_dec.copy_(center / self.scale)
         centred = wanted = goals / self.scale - self.b_dec
         if self.config.d_out is None:
             self.W_enc.copy_(self.W_dec.t())
         else:
-            origin, size = middle(inputs, k)
+            origin, size = middle(inputs, k, "x")
             self.input_scale.fill_(size)
             centred = (inputs - origin) / self.input_scale
             best_map = linear_map(centred.double(), wanted.double())
@@ -158,6 +158,8 @@ class SparseAutoencoder(KeepsPrecision):
             rows = code.reshape(-1, code.shape[-1])
             tokens, latents = rows.detach().nonzero(as_tuple=True)
             code = SparseCode(rows[tokens, latents], tokens, latents, tuple(code.shape))
+        elif code.shape[-1] != len(self.b_enc):
+            raise ValueError(f"`code` must have {len(self.b_enc)} latents in its last dimension; got {code.shape}.")
         return self._restored(self._decoded(code), code)
 
     def forward(
@@ -263,6 +265,7 @@ class SparseAutoencoder(KeepsPrecision):
     @classmethod
     def from_weights(cls, config: SparseAutoencoderConfig, weights: dict[str, Tensor], **how: Any) -> Self:
         """Make a model in evaluation mode of what `weights` returned; `how` is as for `load`."""
+        _files.check_shapes("`weights`", config, weights)
         sae = cls(config, **how).to(weights["W_dec"].dtype)
         own = sae.ranks.part(config.latents)
         with torch.no_grad():
