@@ -79,15 +79,25 @@ template <class T> void put_row(const khot_rows& rows, const khot::Row<T>& first
 }
 
 // Asks for large pages where a result is to be written to much memory, which may be new: a fault for each 4 KB of it takes
-// longer than what is computed. Memory that is in use already does not change.
-void expect(void* out, int64_t bytes) {
+// longer than what is computed. Threads that first write to the same large page all clear it, and only one of them for
+// good, so each is given its own before. Memory that is in use already does not change.
+void expect(void* out, int64_t bytes, int threads) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   constexpr uintptr_t large = 2 << 20;
   const uintptr_t begin = (reinterpret_cast<uintptr_t>(out) + large - 1) & -large;
   const uintptr_t end = (reinterpret_cast<uintptr_t>(out) + (uintptr_t)bytes) & -large;
-  if (bytes >= kPast) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+  if (bytes < kPast) return;
+  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+  if (bytes < kLarge || threads == 1) return;
+  const uintptr_t pages = (end - begin) / large, count = (uintptr_t)threads;
+#pragma omp parallel for schedule(static) num_threads(threads)
+  for (uintptr_t t = 0; t < count; ++t) {
+    constexpr int populate_write = 23;  // of Linux 5.14; others refuse it
+    const uintptr_t from = begin + pages * t / count * large, to = begin + pages * (t + 1) / count * large;
+    madvise(reinterpret_cast<void*>(from), to - from, populate_write);
+  }
 #else
-  (void)out, (void)bytes;
+  (void)out, (void)bytes, (void)threads;
 #endif
 }
 
@@ -166,7 +176,7 @@ int64_t rows_at_once(int64_t group, int64_t n) {
 
 // `kept`: one per row, or null.
 template <class T> void topk(const khot_rows& rows, T* y, khot::Kept* kept = nullptr) {
-  expect(y, rows.rows * rows.n * (int64_t)sizeof(T));
+  expect(y, rows.rows * rows.n * (int64_t)sizeof(T), rows.threads);
   const auto& table = kernels(rows.path, T());
   const int64_t n = rows.n;
   if (table.group && rows.cdf == KHOT_SIGMOID && n <= khot::kGrouped && rows.rows >= kFewRows) {
@@ -185,7 +195,7 @@ template <class T> void topk(const khot_rows& rows, T* y, khot::Kept* kept = nul
 }
 
 template <class T> void pull(const khot_rows& rows, const T* g, T* dx, double* dk) {
-  expect(dx, rows.rows * rows.n * (int64_t)sizeof(T));
+  expect(dx, rows.rows * rows.n * (int64_t)sizeof(T), rows.threads);
   const auto& table = kernels(rows.path, T());
   if (table.group && rows.n <= khot::kShort) {
     const int64_t group = table.group;

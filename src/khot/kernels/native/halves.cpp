@@ -54,7 +54,7 @@ int khot_half_topk(const khot_rows* rows, void* y, double* roots) noexcept {
   auto* out = static_cast<uint16_t*>(y);
   std::atomic<int> status{KHOT_OK};
   const bool goes_past = rows->rows * n * (int64_t)sizeof(uint16_t) >= kPast;
-  expect(out, rows->rows * n * (int64_t)sizeof(uint16_t));
+  expect(out, rows->rows * n * (int64_t)sizeof(uint16_t), rows->threads);
   for_rows((rows->rows + most - 1) / most, most * n, rows->threads, [&](int64_t b, int share) {
     const int64_t first = b * most, count = rows->rows - first < most ? rows->rows - first : most;
     const Room room = room_of(2 * count * n);
@@ -82,7 +82,7 @@ int khot_half_pull(const khot_rows* rows, const double* roots, const void* g, vo
   const int64_t n = rows->n, most = n < kParallel ? kParallel / n : 1;
   const auto& table = kernels(rows->path, float());
   std::atomic<int> status{KHOT_OK};
-  expect(dx, rows->rows * n * (int64_t)sizeof(uint16_t));
+  expect(dx, rows->rows * n * (int64_t)sizeof(uint16_t), rows->threads);
   for_rows((rows->rows + most - 1) / most, most * n, rows->threads, [&](int64_t b, int share) {
     const Room room = room_of(n);
     bool is_done = room != nullptr;

@@ -32,7 +32,7 @@ int khot::widest() {
 namespace {
 
 template <class T> void cost_topk(const khot_rows& rows, bool gives_margins, T* out, uint8_t* is_left) {
-  expect(out, rows.rows * rows.n * (int64_t)sizeof(T));
+  expect(out, rows.rows * rows.n * (int64_t)sizeof(T), rows.threads);
   const auto& table = kernels(rows.path, T());
   if (table.group && rows.n <= khot::kShort && rows.rows >= kFewRows) {
     const int64_t group = table.group;
@@ -225,7 +225,7 @@ void khot_log_sigmoid_pull(const khot_rows* rows, const double* anchor, const do
 
 void khot_cross_entropy(const khot_rows* rows, const void* target, double* loss, void* dx, uint8_t* is_left) noexcept {
   const auto& table = kernels(rows->path, 0.0f);
-  expect(dx, rows->rows * rows->n * (int64_t)sizeof(float));
+  expect(dx, rows->rows * rows->n * (int64_t)sizeof(float), rows->threads);
   for_rows(rows->rows, rows->n, rows->threads, [&](int64_t r, int share) {
     loss[r] = table.loss(row_of<float>(*rows, r, share), static_cast<const float*>(target) + r * rows->n,
                          static_cast<float*>(dx) + r * rows->n);

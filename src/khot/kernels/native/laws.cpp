@@ -271,7 +271,7 @@ class Forest {
 
 void khot_pareto_constants(const double* logits, int64_t rows, int64_t n, const double* k, int path, int threads,
                            double* out, uint8_t* is_left) noexcept {
-  expect(out, rows * n * (int64_t)sizeof(double));
+  expect(out, rows * n * (int64_t)sizeof(double), threads);
   const auto& table = kernels(path, double());
   for_rows(rows, n, threads, [&](int64_t r, int share) {
     is_left[r] = !table.pareto(logits + r * n, n, k[r], share, out + r * n);
@@ -298,7 +298,7 @@ void khot_count_rests(const double* p, int64_t rows, int64_t n, const double* st
 
 int khot_sample_tree(const double* p, int64_t rows, int64_t n, const double* k, int64_t seed, int64_t stream,
                      int64_t draws, int64_t group, int path, int threads, double* out) noexcept {
-  expect(out, draws * rows * n * (int64_t)sizeof(double));
+  expect(out, draws * rows * n * (int64_t)sizeof(double), threads);
   const Coins coins = {(uint64_t)seed, stream, group, rows, bit_length((uint64_t)(n - 1))};
   return Forest(kernels(path, double()), p, rows, n, k, coins, draws, out).draw(threads);
 }

@@ -50,12 +50,16 @@ void half_pull(const Row<float>& row, const khot::Halves& halves, const khot::Ro
       lanes[1] = V::fma(v, live<Careful, V>(v, read<H>(at, g)), lanes[1]);
     });
     if (!Careful && !std::isfinite(sums[1])) return false;
-    const Centered<float, Careful> centered(sums[0] == 0 ? 0 : sums[1] / sums[0], row.temperature);
-    with_past(row.goes_past, dx, [&](auto past) {
-      accumulate_row<V, 1>(row.n, row.threads, none, [=](auto at, auto*) {
-        write<H, past>(at, dx, centered.template of<V>(at.load(room), read<H>(at, g)));
+    const double mean = sums[0] == 0 ? 0 : sums[1] / sums[0];
+    const auto put = [&](auto centered) {
+      with_past(row.goes_past, dx, [&](auto past) {
+        accumulate_row<V, 1>(row.n, row.threads, none, [=](auto at, auto*) {
+          write<H, past>(at, dx, centered.template of<V>(at.load(room), read<H>(at, g)));
+        });
       });
-    });
+    };
+    if (row.temperature == 1) put(Centered<float, Careful, true>(mean, 1));
+    else put(Centered<float, Careful>(mean, row.temperature));
     return true;
   };
   const bool is_done = with_halves(dtype, pass);
