@@ -28,6 +28,7 @@ WIDE = {
 
 # What is built into khot/kernels: the library, the extensions that call it, and a note: how it went, and of what.
 LIBRARY, EXTENSION, NOTE = "libkhot.so", "_direct.abi3.so", "build.txt"
+HEADERS = "with the headers of torch"  # in the note, if WITH_TORCH was made
 WITH_TORCH = "_direct_torch" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so")
 
 
@@ -55,16 +56,19 @@ def build(kernels: Path) -> str:
     named = shlex.split(os.environ.get("CXX", ""))
     compiler = named or [path for path in (shutil.which(name) for name in ("c++", "g++", "clang++")) if path][:1]
     torch = None if os.environ.get("KHOT_BUILD") == "portable" else installed_torch()
-    made = [kernels / name for name in (LIBRARY, EXTENSION, WITH_TORCH)]
     given = (compiler, said(compiler, "--version"), torch, sysconfig.get_path("include"), platform.machine())
     key = hashlib.sha256(repr(given).encode())
-    for source in (Path(__file__), *sorted((kernels / "native").iterdir())):
+    for source in (Path(__file__), *sorted((kernels / "native").glob("*.*"))):
         key.update(source.read_bytes())
     note = kernels / NOTE
-    outcome, *of = note.read_text().splitlines() if note.exists() else [""]
-    if of == [key.hexdigest()] and all(path.exists() for path in made[: 3 if torch else 2]):
-        return outcome
-    for path in made:
+    written = note.read_text().splitlines() if note.exists() else []
+    if written[1:] == [key.hexdigest()]:
+        names = (LIBRARY, EXTENSION, *([WITH_TORCH] if HEADERS in written[0] else []))
+        if all((kernels / name).exists() for name in names):
+            return written[0]
+    # The note goes first and comes last, so what an interruption leaves is not taken for whole. Extensions of other
+    # Pythons go too, because the note names one torch.
+    for path in (note, kernels / LIBRARY, kernels / EXTENSION, *kernels.glob("_direct_torch*")):
         path.unlink(missing_ok=True)
     outcome = compile_all(kernels, compiler, torch)
     note.write_text(f"{outcome}\n{key.hexdigest()}\n")
@@ -122,9 +126,7 @@ def compile_all(kernels: Path, compiler: list[str], torch: tuple[str, str] | Non
     name = version.splitlines()[0] if version else Path(compiler[0]).name
     single = "" if openmp else ", without OpenMP: one thread"
     small = f", without the extension for small calls: {lack}" if lack else ""
-    of = (
-        f", without a node in C++: {without}" if without else f", with the headers of torch {torch[0] if torch else ''}"
-    )
+    of = f", without a node in C++: {without}" if without else f", {HEADERS} {torch[0] if torch else ''}"
     return f"built by {name}{single}{small}{of}"
 
 

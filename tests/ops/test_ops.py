@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.func import grad, vmap
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -230,3 +231,22 @@ def test_plain_means_on_the_cpu_whatever_the_default_device_is():
         "assert not khot.ops.is_plain(x); assert khot.sigmoid_topk(x, 2).is_meta"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("is_direct", [True, False])
+@pytest.mark.parametrize("k", [4, torch.tensor(4.0)], ids=["number", "tensor"])
+@pytest.mark.parametrize("name", ["x", "g"])
+def test_a_gradient_has_the_tangent_of_what_it_depends_on(name, k, is_direct):
+    """It had none unless `create_graph` was set: the quick gradient was taken, which forgets tangents."""
+    x, g = torch.randn(2, 3, 9, dtype=torch.float64)
+    x.requires_grad_()
+    tangents = []
+    with forward_ad.dual_level(), nullcontext() if is_direct else no_direct_calls():
+        given = forward_ad.make_dual(x, x.detach().sin()) if name == "x" else x
+        upstream = forward_ad.make_dual(g, g.cos()) if name == "g" else g
+        y = khot.sigmoid_topk(given, k)
+        for create_graph in (False, True):
+            (dx,) = torch.autograd.grad(y, given, upstream, retain_graph=True, create_graph=create_graph)
+            tangents.append(forward_ad.unpack_dual(dx).tangent)
+    torch.testing.assert_close(*tangents, rtol=0, atol=0)
+    assert tangents[0].abs().max() > 0

@@ -77,13 +77,13 @@ def test_what_is_built_is_built_again_only_if_something_changed(hook, monkeypatc
         for name in (hook.LIBRARY, hook.EXTENSION, *([hook.WITH_TORCH] if given else [])):
             (folder / name).write_text("compiled")
         made.append(given)
-        return f"built {len(made)}"
+        return f"built {len(made)}" + (f", {hook.HEADERS} {given[0]}" if given else "")
 
     monkeypatch.setattr(hook, "compile_all", compile_all)
     folder = kernels(tmp_path)
 
     def outcome():
-        return hook.build(folder)
+        return hook.build(folder).split(",")[0]
 
     assert [outcome(), outcome()] == ["built 1", "built 1"]
     (folder / hook.WITH_TORCH).unlink()
@@ -91,10 +91,20 @@ def test_what_is_built_is_built_again_only_if_something_changed(hook, monkeypatc
     torch = None
     assert [outcome(), outcome()] == ["built 3", "built 3"], "there is another torch, or none"
     assert not (folder / hook.WITH_TORCH).exists()
+    (folder / "_direct_torch.of-another-python.so").touch()
     (folder / "native" / "khot.h").write_text("// another")
     assert [outcome(), outcome()] == ["built 4", "built 4"], "a source changed"
+    assert not list(folder.glob("_direct_torch*")), "the note is not of its torch"
+    (folder / hook.NOTE).write_text("")
+    assert [outcome(), outcome()] == ["built 5", "built 5"], "an empty note, as a full disk leaves it"
+    monkeypatch.setattr(hook, "compile_all", lambda *_: 1 / 0)
+    (folder / hook.LIBRARY).unlink()
+    with pytest.raises(ZeroDivisionError):
+        outcome()
+    assert not (folder / hook.NOTE).exists(), "an interrupted build is not taken for whole"
+    monkeypatch.setattr(hook, "compile_all", compile_all)
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert outcome() == "built 5", "another compiler"
+    assert outcome() == "built 6", "another compiler"
 
 
 def test_the_torch_here_is_found_without_an_import(hook, monkeypatch):

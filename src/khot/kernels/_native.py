@@ -107,7 +107,8 @@ def _load_extensions() -> tuple[dict[str, Any], str]:
 
     `_direct_torch` was built with the headers of one version of torch, and must not be loaded beside another.
     """
-    headers = re.search("with the headers of torch (.+)", (HERE / "build.txt").read_text())
+    note = HERE / "build.txt"
+    headers = re.search("with the headers of torch (.+)", note.read_text() if note.exists() else "")
     fits = {"_direct_torch": bool(headers and headers[1] == torch.__version__)}
     found: dict[str, Any] = {}
     for name, does_fit in (fits | {"_direct": _torch.dlpack_table is not None}).items():
@@ -122,8 +123,8 @@ def _load_extensions() -> tuple[dict[str, Any], str]:
             else f"torch {torch.__version__} has no `{_torch.DLPACK}`"
         )
         return {}, f"; calls by ctypes: {lack}"
-    is_other = headers and not fits["_direct_torch"]
-    return found, f"; its node in C++ is not for torch {torch.__version__}: reinstall khot" if is_other else ""
+    is_lost = headers and "_direct_torch" not in found
+    return found, f"; its node in C++ does not serve torch {torch.__version__}: reinstall khot" if is_lost else ""
 
 
 LIBRARY, REASON = _load()

@@ -182,8 +182,8 @@ def _pull(g: Tensor, y: Tensor, temperature: PerRow, cdf: Cdf) -> Tensor:
 
 
 def _pull_value(g: Tensor, y: Tensor, temperature: PerRow, cdf: Cdf) -> Tensor:
-    """Return what `_pull` does, and differentiable if gradients are on."""
-    is_on = torch.is_grad_enabled()
+    """Return what `_pull` does, and differentiable if gradients or tangents are on."""
+    is_on = torch.is_grad_enabled() or forward_level(forward_ad) >= 0
     return implicit.pull_value(g, implicit.at_value(y, temperature, cdf))[0] if is_on else _pull(g, y, temperature, cdf)
 
 

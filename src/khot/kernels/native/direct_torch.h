@@ -76,7 +76,7 @@ struct TopKBackward : torch::autograd::Function<TopKBackward> {
     const int64_t cdf = node->saved_data["cdf"].toInt();
     Tensor t;
     khot_rows of_g, rows;
-    if (!is_recording() && is_unwatched() && describe(y, t) && fill(t, rows)) {
+    if (!is_recording() && is_unwatched() && describe(y, t) && fill(t, rows) && gs[0].layout() == at::kStrided) {
       const at::Tensor g = gs[0].contiguous();
       if (describe(g, t) && fill(t, of_g) && of_g.dtype == rows.dtype && g.sizes() == y.sizes()) {
         rows.temperature_of_all = temperature;

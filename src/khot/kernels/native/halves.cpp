@@ -82,6 +82,7 @@ int khot_half_pull(const khot_rows* rows, const double* roots, const void* g, vo
   const int64_t n = rows->n, most = n < kParallel ? kParallel / n : 1;
   const auto& table = kernels(rows->path, float());
   std::atomic<int> status{KHOT_OK};
+  const bool goes_past = rows->rows * n * (int64_t)sizeof(uint16_t) >= kPast;
   expect(dx, rows->rows * n * (int64_t)sizeof(uint16_t), rows->threads);
   for_rows((rows->rows + most - 1) / most, most * n, rows->threads, [&](int64_t b, int share) {
     const Room room = room_of(n);
@@ -90,9 +91,11 @@ int khot_half_pull(const khot_rows* rows, const double* roots, const void* g, vo
       const auto at = [=](const void* all) { return static_cast<const uint16_t*>(all) + r * n; };
       const khot::Halves halves = {rows->dtype, at(rows->x), at(g), const_cast<uint16_t*>(at(dx))};
       const khot::Root root = {roots[2 * r], roots[2 * r + 1]};
-      if (std::isfinite(root.anchor))
-        table.half_pull[rows->cdf](row_of<float>(*rows, r, share), halves, root, room.get());
-      else
+      if (std::isfinite(root.anchor)) {
+        auto row = row_of<float>(*rows, r, share);
+        row.goes_past = goes_past;
+        table.half_pull[rows->cdf](row, halves, root, room.get());
+      } else
         is_done = pull_anew(*rows, r, share, halves.g, halves.dx);
     }
     if (!is_done) status = KHOT_NO_MEMORY;

@@ -11,6 +11,7 @@ namespace {
 
 constexpr int64_t kSampleRow = 16384;  // a row four times as long is first solved on as many of its scores
 
+static_assert(kSplit == 4 * kSampleRow, "rows of 16 bits are read as they are up to the first, and sampled as floats");
 template <class T> inline bool is_long(const Row<T>& row) { return row.n >= 4 * kSampleRow; }
 
 // A row of so many of a long row's scores, copied to `to`, and the k of that row. They lie in runs, a cache line each, at
