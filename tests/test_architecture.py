@@ -70,7 +70,7 @@ AREAS = {
         {"distributed", "nn/sae/_ranks.py", "_math/across.py", "_math/chunks.py"},
     ),
     "feature selection": (
-        3_470,
+        3_491,
         {f"jobs/{name}.py" for name in ("_compare", "_table", "_text", "_trust", "_values", "_wish")}
         | {"jobs/select.py", "jobs/select_report.py"}
         | {f"sklearn/{name}.py" for name in ("_blocks", "_gate", "_judges", "_knockoffs", "_portfolio", "_problem")}

@@ -178,7 +178,8 @@ class Portfolio:
     In cross-validation within the rows given, each strategy chooses from the training rows. A linear model and boosted
     trees are fitted to its columns there, and score the rows held out; the mean of their R² decides, so that the choice
     serves models of either kind. (For classes, R² is that of their indicators.) The best strategy then chooses from all
-    rows; the first one, if none is ahead of it by 0.02, or none is better than chance by a standard error.
+    rows; the first one, if none is ahead of it by 0.02, or none is better than chance by a standard error. With more
+    columns than rows, another must be ahead of the first by a standard error of the difference, too.
 
     Args:
         strategies: what takes part; functions of a `Problem` that return a `Choice`.
@@ -218,7 +219,11 @@ class Portfolio:
         for (_, strategy), found in zip(tasks, self._tried(problem, tasks), strict=False):
             skills[strategy].append(found)
         rows = [_row(strategy, found) for strategy, found in skills.items() if found]
-        ahead = [_evidence(row) - LEAD * (i > 0) for i, row in enumerate(rows)]
+        is_wide = problem.x.shape[1] > len(problem.x)
+        ahead = [
+            _evidence(row) - _lead(skills, strategies[i], is_wide) if i else row["score"] if is_wide else _evidence(row)
+            for i, row in enumerate(rows)
+        ]
         winner = strategies[int(np.argmax(ahead))] if rows else strategies[0]
         return winner, sorted(rows, key=lambda row: (row["candidate"] != _name(winner), -row["score"]))
 
@@ -289,6 +294,22 @@ def _evidence(row: dict[str, Any]) -> float:
     return float(row["score"]) if row["score"] > 1.001 * row["error"] else 0.0
 
 
+def _lead(skills: dict[Strategy, list[dict[str, float]]], strategy: Strategy, is_wide: bool) -> float:
+    """Return by how much a strategy must be ahead of the first one.
+
+    With more columns than rows it is a standard error of the difference, too: a search that succeeds with all rows may
+    fail with those of a fold, and then others lead by chance.
+    """
+    first, found = (_means(skills[each]) for each in (next(iter(skills)), strategy))
+    if not is_wide or len(found) < 2 or len(found) < len(first):
+        return LEAD
+    return max(LEAD, float(np.std(np.subtract(found, first), ddof=1)) / len(found) ** 0.5)
+
+
+def _means(found: Sequence[dict[str, float]]) -> list[float]:
+    return [float(np.mean([max(value, 0.0) for value in fold.values()])) for fold in found]
+
+
 def _name(strategy: Strategy) -> str:
     return getattr(strategy, "__name__", type(strategy).__name__)
 
@@ -300,7 +321,7 @@ def _outer(rows: int) -> int:
 
 def _row(strategy: Strategy, found: Sequence[dict[str, float]]) -> dict[str, Any]:
     """Return an entry of the history."""
-    each = [float(np.mean([max(value, 0.0) for value in fold.values()])) for fold in found]
+    each = _means(found)
     error = float(np.std(each, ddof=1)) / len(each) ** 0.5 if len(each) > 1 else 0.0
     means = {name: float(np.mean([fold[name] for fold in found])) for name in found[0]}
     return {"candidate": _name(strategy), **means, "score": float(np.mean(each)), "error": error}
