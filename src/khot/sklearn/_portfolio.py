@@ -303,7 +303,7 @@ def _lead(skills: dict[Strategy, list[dict[str, float]]], strategy: Strategy, is
     first, found = (_means(skills[each]) for each in (next(iter(skills)), strategy))
     if not is_wide or len(found) < 2 or len(found) < len(first):
         return LEAD
-    return max(LEAD, float(np.std(np.subtract(found, first), ddof=1)) / len(found) ** 0.5)
+    return float(max(LEAD, np.std(np.subtract(found, first), ddof=1) / len(found) ** 0.5))
 
 
 def _means(found: Sequence[dict[str, float]]) -> list[float]:
