@@ -66,7 +66,7 @@ AREAS = {
     "surveys and data": (1_430, {"survey", "data", "designs/_rows.py", "designs/_balanced.py", "_math/balanced.py"}),
     "sparse networks": (3_147, {"nn/sparsity", "nn/_budgets.py", "nn/_choice.py"}),
     "one row on many ranks": (
-        1_278,
+        1_279,
         {"distributed", "nn/sae/_ranks.py", "_math/across.py", "_math/chunks.py"},
     ),
     "feature selection": (

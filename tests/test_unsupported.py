@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import khot
 
@@ -48,6 +49,21 @@ def test_dtensors(tmp_path):
         with pytest.raises(TypeError, match=r"must not be a DTensor here; use `x.full_tensor\(\)`"):
             khot.ordered_topk(x, 2)
         assert khot.sigmoid_topk(x, 2).full_tensor().shape == (3, 4)
+    finally:
+        destroy_process_group()
+
+
+@pytest.mark.distributed
+def test_tangents_of_the_gradient_of_a_row_in_parts(tmp_path):
+    """They were lost in silence unless `create_graph` was set."""
+    from torch.distributed import destroy_process_group, group, init_process_group
+
+    init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
+    try:
+        x, g = torch.randn(2, 3, 9, dtype=torch.float64)
+        y = khot.sigmoid_topk(x.requires_grad_(), 4, group=group.WORLD)
+        with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
+            torch.autograd.grad(y, x, forward_ad.make_dual(g, g.cos()))
     finally:
         destroy_process_group()
 

@@ -87,7 +87,8 @@ class _TopK(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         y, temperature, *rest = ctx.saved_tensors
         cdf, groups = ctx.cdf, ctx.groups
-        if not ctx.needs[1] and not ctx.needs[2] and not torch.is_grad_enabled():
+        is_plain = not torch.is_grad_enabled() and _torch.forward_level(torch.autograd.forward_ad) < 0
+        if is_plain and not ctx.needs[1] and not ctx.needs[2]:
             return pull(g, y, temperature, cdf.name, groups), None, None, None, None, None
         if rest:
             x, k, mask = rest

@@ -220,10 +220,8 @@ class Portfolio:
             skills[strategy].append(found)
         rows = [_row(strategy, found) for strategy, found in skills.items() if found]
         is_wide = problem.x.shape[1] > len(problem.x)
-        ahead = [
-            _evidence(row) - _lead(skills, strategies[i], is_wide) if i else row["score"] if is_wide else _evidence(row)
-            for i, row in enumerate(rows)
-        ]
+        ahead = [_evidence(row) - _lead(skills, strategy, is_wide) for row, strategy in zip(rows, skills, strict=False)]
+        ahead[:1] = [row["score"] if is_wide else _evidence(row) for row in rows[:1]]  # the first one leads by nothing
         winner = strategies[int(np.argmax(ahead))] if rows else strategies[0]
         return winner, sorted(rows, key=lambda row: (row["candidate"] != _name(winner), -row["score"]))
 
